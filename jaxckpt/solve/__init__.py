@@ -31,15 +31,14 @@ from jaxckpt.solve.stages import boundaries as boundaries
 from jaxckpt.solve.strategy import (
     BudgetSolver as BudgetSolver,
     Solver as Solver,
-    Strategy as Strategy,
     StrategySolver as StrategySolver,
 )
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+STRATEGIES: Mapping[str, Solver] = MappingProxyType(
     {
-        "optimal": Strategy(solver=Solver(solve_within=solve_optimal)),
-        "none": Strategy(solver=Solver(solve=solve_none)),
-        "full": Strategy(solver=Solver(solve=solve_full)),
+        "optimal": Solver(solve_within=solve_optimal),
+        "none": Solver(solve=solve_none),
+        "full": Solver(solve=solve_full),
         **BASELINES,
     }
 )
@@ -68,7 +67,7 @@ def named_strategy(strategy: str) -> Solver:
         _refuse(strategy, name)
     row = STRATEGIES[name]
     if not colon:
-        return replace(row.solver, name=strategy)
+        return replace(row, name=strategy)
     if row.read is None:
         _refuse_option(strategy, name, f"no option: strategy={name!r}", "")
     try:

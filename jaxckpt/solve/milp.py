@@ -56,10 +56,9 @@ def minimise(
     **limits: Any,
 ) -> tuple[Any, float] | None:
     """The best columns found for an integer programme and their cost; None if there are none within the limits."""
+    bounds = Bounds(lower, upper)
     with silenced_stdout():
-        result = milp(
-            cost, constraints=constraints, integrality=integrality, bounds=Bounds(lower, upper), options=limits
-        )
+        result = milp(cost, constraints=constraints, integrality=integrality, bounds=bounds, options=limits)
     return None if result.x is None else (result.x, float(result.fun))
 
 

@@ -43,12 +43,16 @@ class Solver:
       solve: From a problem to a plan; no budget is read.
       solve_within: From a problem and a budget of temporaries in bytes, or None for no limit, to a plan.
       sweep: From a problem to many plans, of which the fastest within the budget is taken.
+      option: The texts that may follow the strategy's name and a colon; "" if none may.
+      read: From such a text to a solver; raises `ValueError` with the reason if the text is not valid.
       name: The text that named the strategy.
     """
 
     solve: Callable[[Problem], GraphPlan] | None = None
     solve_within: Callable[[Problem, int | None], GraphPlan] | None = None
     sweep: Sweep | None = None
+    option: str = ""
+    read: Callable[[str], "Solver"] | None = None
     name: str = ""
 
     @property
@@ -71,20 +75,6 @@ class Solver:
 
     def _with_name(self, plan: GraphPlan) -> GraphPlan:
         return replace(plan, strategy=self.name) if plan.decisions else plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A row of the table of strategies; docs/strategies.md says what each one keeps and when it is good.
-
-    Attributes:
-      option: The texts that may follow the colon; "" if none may.
-      read: From such a text to a solver; raises `ValueError` with the reason if the text is not valid.
-    """
-
-    solver: Solver
-    option: str = ""
-    read: Callable[[str], Solver] | None = None
 
 
 def cheapest(plans: Iterable[GraphPlan], temp_budget_bytes: int | None) -> GraphPlan:

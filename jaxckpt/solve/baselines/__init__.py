@@ -23,7 +23,7 @@ from jaxckpt.solve.baselines.rotor import sweep_rotor
 from jaxckpt.solve.baselines.sqrt import solve_every, solve_sqrt, solve_sqrt_greedy
 from jaxckpt.solve.policy_plan import solve_names, solve_shipped
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.strategy import Solver, Strategy
+from jaxckpt.solve.strategy import Solver
 
 
 def _sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
@@ -43,49 +43,45 @@ def _greedy(text: str) -> Solver:
     return Solver(solve=solve_sqrt_greedy)
 
 
-def _evictor(name: str) -> Strategy:
-    return Strategy(solver=Solver(sweep=partial(_sweep_evicted, evictor=name)))
-
-
-BASELINES: Mapping[str, Strategy] = MappingProxyType(
+BASELINES: Mapping[str, Solver] = MappingProxyType(
     {
-        "every": Strategy(solver=Solver(solve=solve_every), option='k ("every:4"); 2 if not given', read=_every),
-        "sqrt": Strategy(
-            solver=Solver(solve=solve_sqrt),
+        "every": Solver(solve=solve_every, option='k ("every:4"); 2 if not given', read=_every),
+        "sqrt": Solver(
+            solve=solve_sqrt,
             option='"sqrt:greedy": segments of equal bytes instead of equal length',
             read=_greedy,
         ),
-        "revolve": Strategy(solver=Solver(sweep=sweep_revolve)),
-        "rotor": Strategy(solver=Solver(sweep=sweep_rotor)),
-        "dots": Strategy(solver=Solver(solve=partial(solve_shipped, policy="dots"))),
-        "dots_no_batch": Strategy(solver=Solver(solve=partial(solve_shipped, policy="dots_no_batch"))),
-        "names": Strategy(
-            solver=Solver(solve=solve_names),
+        "revolve": Solver(sweep=sweep_revolve),
+        "rotor": Solver(sweep=sweep_rotor),
+        "dots": Solver(solve=partial(solve_shipped, policy="dots")),
+        "dots_no_batch": Solver(solve=partial(solve_shipped, policy="dots_no_batch")),
+        "names": Solver(
+            solve=solve_names,
             option='a glob on the names ("names:{qkv,attn_out}"); all if not given',
             read=lambda names: Solver(solve=partial(solve_names, names=names)),
         ),
-        "layers": Strategy(
-            solver=Solver(solve=layers.solve_layers),
+        "layers": Solver(
+            solve=layers.solve_layers,
             option='values that are saved in a layer: "nothing", "dots" or "dots_no_batch" ("layers:dots")',
             read=layers.read_option,
         ),
-        "mincut": Strategy(
-            solver=Solver(sweep=sweep_min_cut),
+        "mincut": Solver(
+            sweep=sweep_min_cut,
             option='"dp", "greedy" or "ilp" (knapsack), and a share of bytes in place of a budget ("mincut:ilp,0.5")',
             read=mincut.read_option,
         ),
-        "megatron": Strategy(
-            solver=Solver(solve=solve_megatron),
+        "megatron": Solver(
+            solve=solve_megatron,
             option='a glob on scopes ("megatron:*/core_attn"); found by structure if not given',
             read=lambda scope: Solver(solve=partial(solve_megatron, scope=scope)),
         ),
-        "mindspore": Strategy(
-            solver=Solver(solve=solve_mindspore),
+        "mindspore": Solver(
+            solve=solve_mindspore,
             option='bytes above which kernels are recomputed, for long and for short edges ("mindspore:1MiB,4MiB")',
             read=mindspore.read_option,
         ),
-        "checkmate": Strategy(solver=Solver(solve_within=solve_checkmate)),
-        **{name: _evictor(name) for name in ("dtr", "dte", "coop")},
+        "checkmate": Solver(solve_within=solve_checkmate),
+        **{name: Solver(sweep=partial(_sweep_evicted, evictor=name)) for name in ("dtr", "dte", "coop")},
     }
 )
 """By the name that `strategy=` takes."""

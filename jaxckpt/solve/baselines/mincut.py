@@ -14,7 +14,6 @@ Read after `chain`, `knapsack`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -60,15 +59,6 @@ def read_option(text: str) -> Solver:
     return Solver(solve=lambda problem: next(iter(sweep_min_cut(problem, knapsack, (fraction,)))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MinCut:
-    """A minimum cut: the values whose edges are cut, the flow, and the capacity of each value that may be kept."""
-
-    saved: frozenset[int]
-    flow: int
-    capacity: dict[int, int]
-
-
 class Partitioner:
     """The network of one step, cut under several bans."""
 
@@ -85,12 +75,12 @@ class Partitioner:
 
     def saved(self, fraction: float, knapsack: str) -> frozenset[int]:
         """The saved values for a share of the bytes that the fastest cut saves."""
-        fastest = self.cut(self.costly | self.unlisted | self.read_by_products).saved
+        fastest = self.cut(self.costly | self.unlisted | self.read_by_products)
         if fraction >= 1:
             return fastest
         most = self._size_bytes(fastest)
         for banned in (self.costly | self.unlisted, self.costly):
-            saved = self.cut(banned).saved
+            saved = self.cut(banned)
             if self._size_bytes(saved) < fraction * most:
                 return saved
         if fraction <= 0 or not most:
@@ -99,7 +89,7 @@ class Partitioner:
         weights = [self._size_bytes([v]) / most for v in costly]
         values = [self.problem.op_s[self._made(v).id] * 1e6 for v in costly]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
-        return self.cut(frozenset(costly[k] for k in kept)).saved
+        return self.cut(frozenset(costly[k] for k in kept))
 
     @cached_property
     def costly(self) -> frozenset[int]:
@@ -118,13 +108,12 @@ class Partitioner:
         readers = (op for op in graph.ops if op.phase is not Phase.FORWARD and op.kind in _IN_MEMORY)
         return self.savable.intersection(v for op in readers for v in op.reads)
 
-    def _cut(self, banned: frozenset[int]) -> MinCut:
+    def _cut(self, banned: frozenset[int]) -> frozenset[int]:
         graph = self.problem.graph
         nodes = {v: 2 * k + 2 for k, v in enumerate(v for v in sorted(self.distance) if v not in self.free)}
         if not nodes:
-            return MinCut(saved=frozenset(), flow=0, capacity={})
-        capacity = self._capacities()
-        edges = [(node, node + 1, capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
+            return frozenset()
+        edges = [(node, node + 1, self.capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
         edges += [(0, nodes[v], _ENDLESS) for v in banned & nodes.keys()]
         edges += [(nodes[v] + 1, 1, _ENDLESS) for v in graph.read_after_forward & nodes.keys()]
         for v in nodes:
@@ -137,10 +126,10 @@ class Partitioner:
         residual = csr_array(network - result.flow)
         residual.eliminate_zeros()
         reached = set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
-        saved = frozenset(v for v, node in nodes.items() if node in reached and node + 1 not in reached)
-        return MinCut(saved=saved, flow=int(result.flow_value), capacity=capacity)
+        return frozenset(v for v, node in nodes.items() if node in reached and node + 1 not in reached)
 
-    def _capacities(self) -> dict[int, int]:
+    @cached_property
+    def capacity(self) -> dict[int, int]:
         """Cost of saving each value: its bytes, more if the backward is further, doubled if no kernel writes it."""
         # Complexity: one line for each kind of edge of the network, then the cut.
         graph, fusion = self.problem.graph, self.problem.fusion
