@@ -198,8 +198,9 @@ class FusionAnalysis:
         several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
         if not several:
             return {}
-        sums = (step for step in steps if isinstance(step, Run) and _is_wide_reduction(graph, step.op))
-        reduced = {instance for step in sums for instance in step.reads}
+        # Outside of loops alone: of bodies no compiled program was looked at.
+        outside = (step for step in steps if isinstance(step, Run) and step.loop is None)
+        reduced = {i for step in outside if _is_wide_reduction(graph, step.op) for i in step.reads}
         groups = {kernels for kernels in several.values() if reduced.isdisjoint(kernels)}
         independent = _independent(steps, groups)
         return {instance: kernels for instance, kernels in several.items() if kernels in independent}
