@@ -122,7 +122,7 @@ Moved = Offload | Partition
 """Decisions that move a value between the forward and the backward pass."""
 Decision = Save | Recompute | Moved
 """Every decision has the same four facts: its word in files, the participle for a value, whether the value is moved
-(`moves`), and whether it waits in host memory (`on_host`). Code that needs no more asks for these, not for a type."""
+(`moves`), and whether the value is in host memory (`on_host`). Code that needs no more reads these, not the type."""
 DECISIONS: Mapping[str, type[Decision]] = {each.word: each for each in (Save, Recompute, Offload, Partition)}
 """By their words in files."""
 

@@ -41,7 +41,7 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
         raise PolicyError(
             "solve(strategy='layers') finds no layers by name.",
             got="no two scopes of the forward pass that differ in one number alone",
-            needed='scopes such as "block_0" and "block_1": names of modules, or jaxckpt.name around each layer',
+            needed='scopes such as "block_0" and "block_1": names of modules, or jax.named_scope around each layer',
             advice='strategy="full", which finds blocks by structure',
         )
     policy = load_policy(saved)

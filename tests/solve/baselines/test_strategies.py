@@ -147,6 +147,11 @@ def test_an_option_that_cannot_be_read_is_refused_with_what_can(text):
     assert len(str(caught.value).splitlines()) == 4
 
 
+def test_a_step_without_numbered_scopes_has_no_layers_by_name():
+    with pytest.raises(PolicyError, match=r"(?s)finds no layers by name.*jax\.named_scope.*strategy=\"full\""):
+        solve(Problem(graph=chain(3), rates=RATES), "layers")
+
+
 def test_an_option_where_none_is_taken_is_refused():
     with pytest.raises(UnknownStrategyError, match="no option"):
         named_strategy("rotor:3")
