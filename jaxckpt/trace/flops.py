@@ -67,6 +67,8 @@ class WorkCounter:
     def kind(self, eqn: jex.JaxprEqn) -> Kind:
         """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
         kind = kind_of(eqn.primitive.name)
+        if eqn.primitive.name == "dot_general" and _contracted_size(eqn) == 1:
+            return Kind.ELEMENTWISE  # XLA makes a product of broadcasts of an outer product, which fuses
         if eqn.primitive.name == "device_put" and _moves_nothing(eqn.params):
             return Kind.VIEW
         if eqn.primitive.name in _SUMS and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
@@ -141,6 +143,12 @@ class WorkCounter:
                 if _is_materialised(kind, reader_kinds.get(variable, [])):
                     materialised[variable] = aval_bytes(variable.aval)
         return materialised
+
+
+def _contracted_size(eqn: jex.JaxprEqn) -> int:
+    """Products that a `dot_general` adds up for each element of its result; 1 for an outer product."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
 
 
 def _moves_nothing(params: Mapping[str, Any]) -> bool:

@@ -156,6 +156,29 @@ def test_the_graph_carries_the_work():
     assert all(op.traffic_bytes == 0 for op in graph.ops if op.primitive != "scan")
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes", "kind"),
+    [
+        ("i,j->ij", ((4,), (3,)), Kind.ELEMENTWISE),
+        ("ik,kj->ij", ((4, 1), (1, 3)), Kind.ELEMENTWISE),
+        ("eh,hd->hed", ((4, 2), (2, 3)), Kind.ELEMENTWISE),
+        ("ik,kj->ij", ((4, 2), (2, 3)), Kind.CONTRACTION),
+    ],
+)
+def test_an_outer_product_is_elementwise(spec, shapes, kind):
+    jaxpr = jax.make_jaxpr(lambda a, b: jax.lax.dot_general(a, b, _numbers(spec)))(*map(jnp.ones, shapes))
+    assert WorkCounter().kind(jaxpr.eqns[0]) is kind
+
+
+def _numbers(spec):
+    """Dimension numbers of a product of two operands, by letters."""
+    left, right = spec.split("->")[0].split(",")
+    result = spec.split("->")[1]
+    shared = [each for each in left if each in right]
+    batch, contracted = [e for e in shared if e in result], [e for e in shared if e not in result]
+    return tuple((tuple(map(left.index, of)), tuple(map(right.index, of))) for of in (contracted, batch))
+
+
 @pytest.mark.parametrize(("shape", "kind"), [((4, 1), Kind.VIEW), ((4, 2), Kind.REDUCTION)])
 def test_a_sum_over_axes_of_length_one_is_a_view(shape, kind):
     (eqn,) = jax.make_jaxpr(lambda x: x.sum(1))(jnp.ones(shape)).eqns
