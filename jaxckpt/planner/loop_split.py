@@ -152,12 +152,10 @@ class LoopSplitter:
         known = [each.plan for each in compiled]
         nearest = max(small, key=lambda each: each.total_bytes)
         fixed_bytes = nearest.plan.predicted.total_bytes - nearest.plan.predicted.temp_bytes
-        asked_bytes = float(self._solver.min_memory_plan.predicted.temp_bytes)
-        while asked_bytes <= limit_bytes - nearest.model_error_bytes - fixed_bytes:
-            asked_bytes *= self._limits.growth
+        asked_bytes = float(limit_bytes - nearest.model_error_bytes - fixed_bytes)
         for _ in range(self._limits.larger_plans):
-            plan = self._solver.solve(int(asked_bytes))
             asked_bytes *= self._limits.growth
+            plan = self._solver.solve(int(asked_bytes))
             total_bytes = plan.predicted.total_bytes + nearest.model_error_bytes
             if _is_mixable(plan) and total_bytes > limit_bytes and plan not in known:
                 slower = nearest.step_s / nearest.plan.predicted.step_s

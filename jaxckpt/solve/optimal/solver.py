@@ -16,7 +16,7 @@ from operator import attrgetter
 from jaxckpt.ir import GraphPlan, Offload, Save
 from jaxckpt.solve.full_recompute import CutMinima, finest_layers
 from jaxckpt.solve.optimal.compose import compose, least_seconds
-from jaxckpt.solve.optimal.local_search import improve_locally
+from jaxckpt.solve.optimal.local_search import LocalSearch
 from jaxckpt.solve.optimal.moved_options import HostLink, host_link, partition_of, with_moved_variants
 from jaxckpt.solve.optimal.options import Option, SolvedStages, stage_options
 from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
@@ -41,6 +41,7 @@ class OptimalSolver:
         self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
         self._known: SolvedStages = {}
         self._profiled: ProfiledStages = {}
+        self._local_search = LocalSearch(problem)
         self._solved: dict[GraphPlan, None] = {}
         """Plans of all budgets so far: so a larger budget never gives a slower plan."""
 
@@ -76,7 +77,7 @@ class OptimalSolver:
     def _improved(self, plans: Sequence[GraphPlan], temp_budget_bytes: int) -> GraphPlan:
         """The fastest of some plans, of those that move nothing if there are any, after a local search."""
         unmoved = [plan for plan in plans if not self.problem.moves(plan)] or plans
-        improved = improve_locally(self.problem, min(unmoved, key=_STEP_S), temp_budget_bytes)
+        improved = self._local_search.improve(min(unmoved, key=_STEP_S), temp_budget_bytes)
         self._solved[improved] = None
         return improved
 
@@ -109,7 +110,7 @@ class OptimalSolver:
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
         near = _within(self._effort.near_least, min(self._lowest, key=_TEMP_BYTES), self._lowest)
-        return min((improve_locally(self.problem, plan, None) for plan in dict.fromkeys(near)), key=_TEMP_BYTES)
+        return min((self._local_search.improve(plan, None) for plan in dict.fromkeys(near)), key=_TEMP_BYTES)
 
     @cached_property
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:

@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from jaxckpt.ir import Graph
 from jaxckpt.solve import Problem, solve
-from jaxckpt.solve.optimal.local_search import improve_locally
+from jaxckpt.solve.optimal.local_search import LocalSearch
 from tests.graphs import RATES, chain, graphs
 
 
@@ -14,7 +14,7 @@ def test_a_polished_plan_is_no_worse(graph: Graph, strategy: str, share: float |
     plan = solve(problem, strategy)
     most = solve(problem, "none").predicted.temp_bytes
     budget = None if share is None else int(share * most)
-    polished = improve_locally(problem, plan, budget)
+    polished = LocalSearch(problem).improve(plan, budget)
     assert problem.predict(polished) == polished.predicted
     if budget is None:
         assert polished.predicted.temp_bytes <= plan.predicted.temp_bytes
@@ -26,11 +26,11 @@ def test_a_polished_plan_is_no_worse(graph: Graph, strategy: str, share: float |
 def test_a_value_that_there_is_room_for_is_kept():
     problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
     full = solve(problem, "full")
-    polished = improve_locally(problem, full, solve(problem, "none").predicted.temp_bytes)
+    polished = LocalSearch(problem).improve(full, solve(problem, "none").predicted.temp_bytes)
     assert polished.predicted.recomputed_ops < full.predicted.recomputed_ops
 
 
 def test_a_graph_too_large_to_replay_often_is_left_as_it_is():
     problem = Problem(graph=chain(3000), rates=RATES)
     full = solve(problem, "full")
-    assert improve_locally(problem, full, None) is full
+    assert LocalSearch(problem).improve(full, None) is full
