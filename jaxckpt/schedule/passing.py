@@ -66,9 +66,12 @@ class GradAccumulators:
 
 
 def _small_gradient(graph: Graph, value: int) -> list[int]:
-    """A product of large arrays that no other op of the backward reads, and its views and casts; else nothing."""
-    product = graph.ops[graph.producer[value] or 0]
-    if product.kind is not Kind.CONTRACTION:
+    """A product of large arrays, or a sum that ends with one, that no other op of the backward reads; else nothing.
+
+    With it its views and casts. A gradient of a gradient gives a weight two products, which are added.
+    """
+    product = _last_product(graph, value)
+    if product is None:
         return []
     read_bytes = sum(graph.values[v].size_bytes for v in product.reads)
     share = _SMALL_ON_MESH if graph.mesh else _SMALL
@@ -82,6 +85,16 @@ def _small_gradient(graph: Graph, value: int) -> list[int]:
                     return []
                 views.extend(reader.writes)
     return views
+
+
+def _last_product(graph: Graph, value: int) -> Op | None:
+    """The last matrix product of those that a value is the sum of, or is by itself; None if it is neither."""
+    made = graph.producer[value]
+    if made is not None and _adds(graph.ops[made]):
+        made = max((by for v in graph.ops[made].reads if (by := graph.producer[v]) is not None), default=None)
+    while made is not None and _rearranges(graph.ops[made]) and graph.ops[made].reads:
+        made = graph.producer[graph.ops[made].reads[0]]
+    return graph.ops[made] if made is not None and graph.ops[made].kind is Kind.CONTRACTION else None
 
 
 def _rearranges(op: Op) -> bool:

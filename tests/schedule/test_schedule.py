@@ -156,6 +156,25 @@ def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes,
     assert not passes or opens_first.writes[-1] in laid_out.steps[-1].reads
 
 
+def test_a_small_sum_of_two_gradients_of_a_weight_is_there_before_the_next_stage():
+    """A gradient of a gradient gives a weight two products; the sum ends with the later one."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(40)
+    first = build.op("dot_general", x, weight, size_bytes=4000)
+    second = build.op("dot_general", first, weight, size_bytes=4000)
+    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    products = [build.op("dot_general", late, of, size_bytes=40, phase=Phase.BACKWARD) for of in (late, x)]
+    gradient = build.op("add_any", *products, size_bytes=40, phase=Phase.BACKWARD)
+    early = build.op("dot_general", late, first, size_bytes=4000, phase=Phase.BACKWARD)
+    updated = build.op("sub", weight, gradient, size_bytes=40, phase=Phase.UPDATE)
+    graph = build.graph(early, updated)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    barriers = [[laid_out.origin[i] for i in step.reads] for step in laid_out.steps if isinstance(step, Barrier)]
+    assert gradient in barriers[-1]
+    assert not set(products) & set(barriers[-1])
+
+
 def test_a_gradient_passes_a_barrier_as_the_view_that_is_read_later():
     """Nobody reads the product behind the barrier, and XLA drops operands that nobody reads."""
     build = Builder()
