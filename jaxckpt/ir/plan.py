@@ -199,7 +199,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
-    """Decisions for the values of one graph.
+    """Decisions for the values of one graph. Two plans are equal if they do the same, whoever decided.
 
     Attributes:
       fingerprint: `Graph.fingerprint` of the graph that it is for, before loops are split or tiled.
@@ -218,8 +218,8 @@ class GraphPlan:
     fingerprint: str
     decisions: Mapping[int, Decision] = field(default_factory=dict)
     stages: tuple[int, ...] = (0,)
-    strategy: str = "none"
-    prediction: Prediction | None = None
+    strategy: str = field(default="none", compare=False)
+    prediction: Prediction | None = field(default=None, compare=False)
     layers: tuple[int, ...] = ()
     loop_splits: tuple[LoopSplit, ...] = ()
     loop_tilings: tuple[LoopTiling, ...] = ()
