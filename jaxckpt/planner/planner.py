@@ -56,7 +56,10 @@ from jaxckpt.solve import (
 from jaxckpt.trace import Traced, trace_step
 
 _DEFAULT = PlanOptions()
-_SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "mindspore")
+_SIMPLE_RULES = (
+    *("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "mindspore"),
+    *("layers", "layers:dots", "layers:dots_no_batch"),
+)
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 
 

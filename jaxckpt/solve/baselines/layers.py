@@ -1,7 +1,8 @@
 """Whole layers of the model are recomputed: `jax.checkpoint` around each of them, with one of JAX's policies or none.
 
 Layers are found by their names: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", ...), the
-outermost ones of a model. A step without such scopes has no layers by name; `full` finds its blocks by structure.
+outermost ones of a model. Without such scopes the layers are the bodies of the forward pass's loops, if there are any:
+`jax.checkpoint` around the body of each scan. For other steps `full` finds blocks by structure.
 
 Source: `flax.linen.remat`, `jax.checkpoint` and its policies. Read after `jaxckpt.solve.policy_plan`.
 """
@@ -13,7 +14,7 @@ from itertools import accumulate
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Graph, GraphPlan, Recompute
 from jaxckpt.ir.layers import fold_layers
-from jaxckpt.policy import Regions, load_policy
+from jaxckpt.policy import Policy, Regions, load_policy
 from jaxckpt.policy.rule import outermost
 from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
@@ -34,20 +35,31 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     """Saves the inputs of each layer, and inside it what a policy saves.
 
     Raises:
-      PolicyError: No two scopes of the forward pass differ in one number alone.
+      PolicyError: No two scopes of the forward pass differ in one number alone, and it has no loops.
     """
     patterns = layer_patterns(problem.graph)
+    policy = load_policy(saved)
+    rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
     if not patterns:
+        return _solve_bodies(problem, replace(policy, rules=rules))
+    regions = Regions(scope="{" + ",".join(patterns) + "}" if len(patterns) > 1 else patterns[0])
+    return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))
+
+
+def _solve_bodies(problem: Problem, policy: Policy) -> GraphPlan:
+    """A policy's decisions about what the bodies of loops compute; the compiler decides about all other values."""
+    graph = problem.graph
+    inside = {v for op in map(graph.ops.__getitem__, graph.forward) if op.loop is not None for v in op.writes}
+    if not inside:
         raise PolicyError(
-            "solve(strategy='layers') finds no layers by name.",
-            got="no two scopes of the forward pass that differ in one number alone",
+            "solve(strategy='layers') finds no layers.",
+            got="no two scopes of the forward pass that differ in one number alone, and no loop",
             needed='scopes such as "block_0" and "block_1": names of modules, or jax.named_scope around each layer',
             advice='strategy="full", which finds blocks by structure',
         )
-    policy = load_policy(saved)
-    rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
-    regions = Regions(scope="{" + ",".join(patterns) + "}" if len(patterns) > 1 else patterns[0])
-    return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))
+    followed = follow(problem, policy)
+    decisions = {v: decision for v, decision in followed.decisions.items() if v in inside}
+    return problem.plan({**decisions, **problem.required}, (0,), "layers")
 
 
 def layer_patterns(graph: Graph) -> tuple[str, ...]:

@@ -147,8 +147,29 @@ def test_an_option_that_cannot_be_read_is_refused_with_what_can(text):
     assert len(str(caught.value).splitlines()) == 4
 
 
+@pytest.mark.parametrize("saved", ["nothing", "dots"])
+def test_the_layers_of_a_scan_are_its_bodies(saved):
+    """What comes before and behind the loop is left to the compiler, as under `jax.checkpoint` of the body."""
+
+    def loss(weights, x):
+        x = scanned(weights["layers"], jnp.tanh(x @ weights["in"]))
+        return (jnp.tanh(x @ weights["out"]) ** 2).sum()
+
+    def scanned(layers, x):
+        return jax.lax.scan(lambda x, w: (jnp.sin(jnp.tanh(x @ w) @ w), None), x, layers)[0]
+
+    weights = {"in": jnp.ones((8, 8)), "layers": jnp.ones((3, 8, 8)), "out": jnp.ones((8, 8))}
+    graph = trace_step(jax.grad(loss), weights, jnp.ones((64, 8))).graph
+    plan = solve(Problem(graph=graph, rates=RATES), f"layers:{saved}")
+    made_by = {value: graph.ops[graph.producer[value]] for value in plan.decisions}
+    assert all(op.loop is not None for op in made_by.values())
+    kept = {op.primitive for v, op in made_by.items() if isinstance(plan.decisions[v], Save)}
+    assert kept == ({"dot_general"} if saved == "dots" else set())
+    assert len(made_by) > len(kept)
+
+
 def test_a_step_without_numbered_scopes_has_no_layers_by_name():
-    with pytest.raises(PolicyError, match=r"(?s)finds no layers by name.*jax\.named_scope.*strategy=\"full\""):
+    with pytest.raises(PolicyError, match=r"(?s)finds no layers\..*jax\.named_scope.*strategy=\"full\""):
         solve(Problem(graph=chain(3), rates=RATES), "layers")
 
 
