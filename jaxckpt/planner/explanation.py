@@ -97,7 +97,8 @@ def explain(
       static_argnums: Arguments that are not traced.
 
     Returns:
-      One entry for each value; all figures are predictions.
+      One entry for each value, and one for each region with what is saved at its boundary; all figures are predictions.
+      `print` shows both as tables.
 
     Raises:
       PolicyError: A rule matches nothing, or there is no such policy.

@@ -3,6 +3,9 @@
 The function traces the step with the arguments that it is called with, checks that the plan is for exactly that step
 (shapes, types, operations), and runs the rewritten step. It never plans anew: a difference is an error. The rewriting
 is done once for each kind of arguments.
+
+Under `jax.jit` over automatic meshes a trace shows neither the shardings of arguments nor `in_shardings`, and decisions
+that shard values depend on them. Such a step is one equation of the trace, which is rewritten when it is lowered.
 """
 
 import functools
@@ -23,7 +26,7 @@ from jaxckpt._compilers import compiler_for
 from jaxckpt.calling import Calling, StepCall
 from jaxckpt.calling.arguments import leaf_sharding
 from jaxckpt.calling.calling import mark_planned, refuse_lost_state
-from jaxckpt.ir import Graph, GraphPlan, Partition
+from jaxckpt.ir import Graph, GraphPlan, Offload, Partition
 from jaxckpt.program.flat_program import open_jaxpr
 from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import Argument, check_planned
@@ -213,7 +216,7 @@ class _UnloweredCall:
 
 
 _planned_step_p = jex.Primitive("planned_step")
-"""A step that is rewritten when it is lowered. It is neither differentiated nor batched."""
+"""A step that is rewritten when it is lowered; without rules for derivatives and batching."""
 _planned_step_p.multiple_results = True
 
 
@@ -235,7 +238,7 @@ def _needs_shardings(traced: Traced, plan: GraphPlan) -> bool:
 
     Effects and values of an outer trace belong to the trace; such steps need the mesh of the context.
     """
-    shards = any(isinstance(d, Partition) or (d.on_host and d.shard) for d in plan.decisions.values())
+    shards = any(isinstance(d, Partition) or (isinstance(d, Offload) and d.shard) for d in plan.decisions.values())
     return shards and not traced.graph.mesh and not traced.closes_over_tracers() and not _has_effects(traced)
 
 
