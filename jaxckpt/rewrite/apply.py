@@ -220,16 +220,16 @@ _planned_step_p = jex.Primitive("planned_step")
 _planned_step_p.multiple_results = True
 
 
-@_planned_step_p.def_abstract_eval
 def _results_of(*_: Any, call: _UnloweredCall) -> list[jax.core.AbstractValue]:
     return [variable.aval for variable in open_jaxpr(call.traced.jaxpr).outvars]
 
 
-@_planned_step_p.def_impl
 def _run_by_itself(*flat: Any, call: _UnloweredCall) -> Sequence[Any]:
     return jax.jit(functools.partial(_planned_step_p.bind, call=call))(*flat)
 
 
+_planned_step_p.def_abstract_eval(_results_of)
+_planned_step_p.def_impl(_run_by_itself)
 _compat.register_step_lowering(_planned_step_p, lambda shardings, *, call: call.with_shardings(shardings))
 
 
