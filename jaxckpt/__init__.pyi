@@ -63,6 +63,7 @@ from jaxckpt.planner import (
 )
 from jaxckpt.policy import Policy as Policy, load_policy as load_policy, policies as policies
 from jaxckpt.policy.readers import Reading as Reading, read_policy as read_policy
+from jaxckpt.random_streams import RandomStreams as RandomStreams
 from jaxckpt.report.picture import draw as draw
 from jaxckpt.solve import Offloading as Offloading
 from jaxckpt.verifier import Verification as Verification, verify as verify

@@ -321,6 +321,55 @@ def propagated_splits(
     return of_arguments[len(of_arguments) - arguments :], of_results[len(of_results) - results :]
 
 
+def lowered_argument_shardings(context: Any, operands: Sequence[Any]) -> tuple[jax.sharding.NamedSharding | None, ...]:
+    """Shardings of the operands of a lowering rule that are arguments of the lowered function, else None.
+
+    They are those of the caller's arrays or of `in_shardings`, over a mesh without devices. A function that a jit
+    within a jit becomes has none; there the types say which mesh there is, and values count as replicated.
+    jax 0.10.2, 0.12.0.1.
+    """
+    found = tuple(map(_argument_sharding, operands))
+    meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in context.avals_in)
+    mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)
+    if any(found) or mesh is None:
+        return found
+    return (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),) * len(found)
+
+
+def _argument_sharding(operand: Any) -> jax.sharding.NamedSharding | None:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    if not isinstance(operand, ir.BlockArgument):
+        return None
+    of_function = operand.owner.owner.attributes
+    named = of_function["arg_attrs"][operand.arg_number] if "arg_attrs" in of_function else {}
+    if "sdy.sharding" not in named:
+        return None
+    sharding = sdy.TensorShardingAttr(named["sdy.sharding"])
+    axes = list(map(sdy.MeshAxisAttr, sdy.MeshAttr(sharding.mesh_or_ref).axes))
+    sizes, names = tuple(axis.size for axis in axes), tuple(axis.name for axis in axes)
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+    dimensions = map(sdy.DimensionShardingAttr, sharding.dimension_shardings)
+    spec = (tuple(sdy.AxisRefAttr(axis).name for axis in each.axes) for each in dimensions)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+
+def register_step_lowering(primitive: jax.extend.core.Primitive, rule: Callable[..., Callable[..., Any]]) -> None:
+    """Lowers a primitive as the function that `rule` makes of its operands' shardings. jax 0.10.2, 0.12.0.1.
+
+    Rules are called once for each equation: by default jax lowers equal equations as one function, whose arguments
+    have no shardings.
+    """
+    from jax.interpreters import mlir
+
+    def lowered(context: Any, *operands: Any, **params: Any) -> Any:
+        function = rule(lowered_argument_shardings(context, operands), **params)
+        return mlir.lower_fun(function, multiple_results=True)(context, *operands)
+
+    mlir.register_lowering(primitive, lowered, cacheable=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedRun:
     """This process among those of `jax.distributed`, and the key-value store that they share."""

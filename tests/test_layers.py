@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "jaxckpt"
 ORDER = (
     {"_errors", "_progress", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
-    {"_units", "_files", "_records", "_step"},
+    {"_units", "_files", "_records", "_step", "random_streams"},
     {"_compat"},
     {"_compilers"},
     {"ir"},  # data

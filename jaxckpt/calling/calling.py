@@ -202,7 +202,8 @@ class Calling:
     ):
         self.step = step
         self._unwrapped = unwrap(step)
-        if self._unwrapped.function is step and hasattr(step, _CALLING):
+        is_jitted = self._unwrapped.jit == "jax"  # a jit has the attributes of the function that it wraps
+        if self._unwrapped.function is step and hasattr(step, _CALLING) and not is_jitted:
             self._unwrapped = _unwrapped_like(step, getattr(step, _CALLING))
         self._donate_argnums = _as_tuple(donate_argnums)
         self._static_argnums = _as_tuple(static_argnums)

@@ -12,7 +12,12 @@ from jaxckpt.planner.analysis import Analysis as Analysis, ScopeResiduals as Sco
 from jaxckpt.planner.apply_policy import apply as apply
 from jaxckpt.planner.batch_search import BatchSearch as BatchSearch, TriedBatch as TriedBatch, max_batch as max_batch
 from jaxckpt.planner.broadcast import plan_once as plan_once
-from jaxckpt.planner.explanation import Explained as Explained, Explanation as Explanation, explain as explain
+from jaxckpt.planner.explanation import (
+    Explained as Explained,
+    ExplainedRegion as ExplainedRegion,
+    Explanation as Explanation,
+    explain as explain,
+)
 from jaxckpt.planner.floor import Floor as Floor, Holder as Holder, Share as Share, floor_of as floor_of
 from jaxckpt.planner.frontier_search import (
     ExpectedPoint as ExpectedPoint,

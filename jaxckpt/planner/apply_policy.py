@@ -36,7 +36,8 @@ def apply(
 
     Returns:
       A function of the same signature and results. Wrap it in `jax.jit`. The policy is applied when the function is
-      called, once for each kind of arguments.
+      called, once for each kind of arguments. If it shards values over a mesh, under a `jax.jit` whose trace names no
+      mesh, then the policy is applied when the jit is lowered, with the shardings of the jit's arguments.
 
     Raises:
       PolicyError: There is no such policy; or, when called: a rule has no effect in this step. The message has each

@@ -1,18 +1,23 @@
-"""Explains a policy on a step, value by value: the rule that decided, the rules overruled, and the decision."""
+"""Explains a policy on a step, value by value: the rule that decided, the rules overruled, and the decision.
+
+Regions and marked parts of the forward pass, which are recomputed together, are listed with what is saved around them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import commonpath
+from types import NoneType
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt._units import format_bytes
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import Decision, Recompute, Save
+from jaxckpt.ir import Decision, Graph, Partition, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner.user_plan import Described, describe
-from jaxckpt.policy import Policy, Resolved, load_policy
+from jaxckpt.policy import Policy, Region, Resolved, load_policy, region_inputs, region_outputs
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy, solve
 from jaxckpt.trace import trace_step
 
@@ -27,6 +32,17 @@ class Explained:
     carried_out: Decision | None  # the decision in the plan, or None where the value is left to the compiler
     why: str  # why `carried_out` is not `wanted`; "" where it is
     overruled: tuple[str, ...]  # rules that would have decided otherwise, the next first
+    sharding: str = ""  # as it is saved: "P('data', None)", "replicated", "per device" in a shard_map; "": no mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRegion:
+    """A connected part of the forward pass that is recomputed together: a policy's region, or the ops under a mark."""
+
+    scope: str  # the innermost scope around all of its ops
+    ops: int
+    saved: tuple[Explained, ...]  # the values at its boundary that are kept, on the device or the host
+    mesh: str  # the mesh that its ops name, else that of the step: "data=2 model=4"; "" without a mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -36,6 +52,7 @@ class Explanation(Shown):
     Attributes:
       policy: The name of the policy; "marks" if there are only marks.
       values: In the order in which the step computes them.
+      regions: Those of the policy and of marks, in the order of the step; empty where decisions are by value alone.
       predicted_bytes: The predicted total, bytes per device.
       unplanned_bytes: The predicted total with everything saved.
       recompute_s: Estimated seconds of recomputed ops.
@@ -49,6 +66,7 @@ class Explanation(Shown):
     predicted_bytes: int
     unplanned_bytes: int
     recompute_s: float
+    regions: tuple[ExplainedRegion, ...] = ()
 
     def summary(self) -> str:
         """The figures that matter most, in one line."""
@@ -79,7 +97,8 @@ def explain(
       static_argnums: Arguments that are not traced.
 
     Returns:
-      One entry for each value; all figures are predictions.
+      One entry for each value, and one for each region with what is saved at its boundary; all figures are predictions.
+      `print` shows both as tables.
 
     Raises:
       PolicyError: A rule matches nothing, or there is no such policy.
@@ -97,14 +116,16 @@ def explain(
     traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)
     followed = plan_from_policy(problem, chosen)
+    values = tuple(_explained(problem, followed))
     prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted
     return Explanation(
         step=traced.name,
         policy=followed.plan.strategy,
-        values=tuple(_explained(problem, followed)),
+        values=values,
         predicted_bytes=prediction.total_bytes,
         unplanned_bytes=unplanned.total_bytes,
         recompute_s=prediction.recompute_s,
+        regions=tuple(_explained_region(problem, region, values) for region in followed.regions),
     )
 
 
@@ -120,7 +141,42 @@ def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
             carried_out=carried_out,
             why="" if resolved is None else _why(problem, resolved, followed.plan.decisions),
             overruled=() if resolved is None else tuple(map(str, resolved.overruled)),
+            sharding=_sharding(problem.graph, value, carried_out),
         )
+
+
+def _explained_region(problem: Problem, region: Region, values: Sequence[Explained]) -> ExplainedRegion:
+    graph = problem.graph
+    read = {source for value in region_inputs(graph, region.ops) for source in problem.fusion.sources[value]}
+    boundary = {strip_views(graph, value) for value in (*read, *region_outputs(graph, region.ops))}
+    return ExplainedRegion(
+        scope=region.scope or commonpath([graph.ops[op].scope for op in region.ops]),
+        ops=len(region.ops),
+        saved=tuple(
+            each
+            for each in values
+            if each.value.value in boundary and not isinstance(each.carried_out, Recompute | NoneType)
+        ),
+        mesh=next((graph.ops[op].placement for op in sorted(region.ops) if graph.ops[op].placement), "")
+        or " ".join(f"{axis}={size}" for axis, size in graph.mesh),
+    )
+
+
+def _sharding(graph: Graph, value: int, decision: Decision | None) -> str:
+    """How a value is sharded while it is saved, as JAX writes it."""
+    array = graph.values[value]
+    if array.local:
+        return "per device"
+    axes = [list(each) for each in array.split] or [[] for _ in array.shape]
+    if isinstance(decision, Partition) and decision.axis is not None and decision.dim is not None:
+        axes[decision.dim].append(decision.axis)
+    if not any(axes):
+        return "replicated" if graph.mesh else ""
+    return f"P({', '.join(_axes_text(each) for each in axes)})"
+
+
+def _axes_text(axes: Sequence[str]) -> str:
+    return repr(tuple(axes)) if len(axes) > 1 else repr(axes[0]) if axes else "None"
 
 
 def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]) -> str:

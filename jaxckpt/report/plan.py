@@ -4,14 +4,24 @@ Read after `rows`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
 from jaxckpt.ir.layers import Layers
-from jaxckpt.planner import Analysis, Described, Explained, Explanation, Plan, PlanCheck, ScopeResiduals
+from jaxckpt.planner import (
+    Analysis,
+    Described,
+    Explained,
+    ExplainedRegion,
+    Explanation,
+    Plan,
+    PlanCheck,
+    ScopeResiduals,
+)
 from jaxckpt.policy import Policy, Rule
 from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
@@ -119,11 +129,12 @@ def _attempts(plan: Plan) -> Table:
 
 
 def explanation_report(explanation: Explanation) -> Section:
-    """Values by who decided about them; equal layers said once."""
+    """Regions with what is saved around them, and values by who decided about them; equal layers said once."""
+    is_sharded = any(each.sharding for each in explanation.values)
     table = layer_table(
         explanation.values,
-        ("value", ">all layers", "decided by", "happens", "why", "overruled"),
-        _explained_cells,
+        ("value", ">all layers", *(["sharding"] if is_sharded else []), "decided by", "happens", "why", "overruled"),
+        partial(_explained_cells, is_sharded=is_sharded),
         scope=lambda each: each.value.scope,
         alike=_explained_alike,
         shown=_MOST_EXPLAINED,
@@ -134,21 +145,47 @@ def explanation_report(explanation: Explanation) -> Section:
         " Nothing was compiled."
     )
     title = f'{explanation.step} under "{explanation.policy}"'
-    return Section(title=title, parts=(Text(text=totals), table))
+    regions = (_regions(explanation.regions),) if explanation.regions else ()
+    return Section(title=title, parts=(Text(text=totals), *regions, table))
+
+
+def _regions(regions: Sequence[ExplainedRegion]) -> Table:
+    has_mesh = any(region.mesh for region in regions)
+
+    def cells(group: Layers[ExplainedRegion]) -> tuple[int | str, ...]:
+        first = group.items[0]
+        saved_bytes = sum(each.value.size_bytes for each in first.saved)
+        row = (str(first.ops), ", ".join(map(_saved_text, first.saved)), format_bytes(saved_bytes))
+        return (0, *row, first.mesh) if has_mesh else (0, *row)
+
+    return layer_table(
+        regions,
+        (">ops", "saved at the boundary", ">bytes", *(["mesh"] if has_mesh else [])),
+        cells,
+        scope=lambda region: region.scope,
+        alike=lambda region: (region.ops, tuple(map(_saved_text, region.saved)), region.mesh),
+        title="Regions that are recomputed",
+        shown=_MOST_ROWS,
+    )
+
+
+def _saved_text(each: Explained) -> str:
+    return f"{_array(each.value)} {each.sharding}".rstrip()
 
 
 def _explained_alike(each: Explained) -> tuple[object, ...]:
     named = each.value.name, each.value.primitive, _array(each.value)
-    return *named, each.by, each.carried_out, each.why, each.overruled
+    return *named, each.by, each.carried_out, each.why, each.overruled, each.sharding
 
 
-def _explained_cells(group: Layers[Explained]) -> tuple[int | str, ...]:
+def _explained_cells(group: Layers[Explained], *, is_sharded: bool) -> tuple[int | str, ...]:
     first, in_layer = group.items[0], len(group.members[0])
     array = _array(first.value)
     return (
         0,  # in the order of the step
         f"{in_layer} x {array}" if in_layer > 1 else array,
         format_bytes(sum(each.value.size_bytes for each in group.items)),
+        *([first.sharding] if is_sharded else []),
         first.by,
         "left to the compiler" if first.carried_out is None else type(first.carried_out).__name__.lower(),
         first.why,

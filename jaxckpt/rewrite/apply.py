@@ -3,23 +3,31 @@
 The function traces the step with the arguments that it is called with, checks that the plan is for exactly that step
 (shapes, types, operations), and runs the rewritten step. It never plans anew: a difference is an error. The rewriting
 is done once for each kind of arguments.
+
+Under `jax.jit` over automatic meshes a trace shows neither the shardings of arguments nor `in_shardings`, and decisions
+that shard values depend on them. Such a step is one equation of the trace, which is rewritten when it is lowered.
 """
 
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.core
+import jax.extend.core as jex
+from jax.sharding import NamedSharding
 
 from jaxckpt import _compat
 from jaxckpt._compilers import compiler_for
 from jaxckpt.calling import Calling, StepCall
+from jaxckpt.calling.arguments import leaf_sharding
 from jaxckpt.calling.calling import mark_planned, refuse_lost_state
-from jaxckpt.ir import Graph, GraphPlan
+from jaxckpt.ir import Graph, GraphPlan, Offload, Partition
+from jaxckpt.program.flat_program import open_jaxpr
 from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import Argument, check_planned
 from jaxckpt.rewrite.known_bad import refuse_miscompiled
@@ -28,6 +36,7 @@ from jaxckpt.trace import Traced, trace_call
 
 _Arguments = ParamSpec("_Arguments")
 _Results = TypeVar("_Results")
+_MeshAxes = tuple[tuple[Any, int], ...]
 
 
 def apply(
@@ -81,7 +90,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         mark_planned(self, calling)
         self._calling = calling
         self._decide = decide
-        self._calls: dict[int, _RewrittenCall] = {}
+        self._calls: dict[tuple[int, _MeshAxes], _RewrittenCall | _UnloweredCall] = {}
         self._plan: GraphPlan | None = None
 
     def __repr__(self) -> str:
@@ -112,18 +121,29 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         with self._calling.bind(args, kwargs) as call:
             return self._rewritten(call, call.trace()).lower(call.leaves)
 
-    def _rewritten(self, call: StepCall, stage: jax.stages.Traced) -> "_RewrittenCall":
-        found = self._calls.get(id(stage.jaxpr))
+    def _rewritten(self, call: StepCall, stage: jax.stages.Traced) -> "_RewrittenCall | _UnloweredCall":
+        key = id(stage.jaxpr), _mesh_axes(call.leaves)
+        found = self._calls.get(key)
         if found is None:
             traced = trace_call(call, stage)
             plan = self._decide(traced)
-            found = _RewrittenCall(_rewritten(traced, plan), plan)
+            is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
+            if is_traced and _needs_shardings(traced, plan):
+                found = _UnloweredCall(self, call, traced, plan)
+            else:
+                found = _RewrittenCall(_rewritten(traced, plan), plan)
             if traced.closes_over_tracers():
                 self._calling.forget()
             else:
-                self._calls[id(stage.jaxpr)] = found
+                self._calls[key] = found
         self._plan = found.plan
         return found
+
+    def _lowered(self, call: StepCall, stage: jax.stages.Traced) -> "_RewrittenCall":
+        """As `_rewritten`, for a call whose leaves are described with the shardings that jit lowers them with."""
+        traced = trace_call(call, stage)
+        self._plan = self._decide(traced)
+        return _RewrittenCall(_rewritten(traced, self._plan), self._plan)
 
 
 def _is_called_by_jax() -> bool:
@@ -153,19 +173,84 @@ class _RewrittenCall:
         self.plan = plan
         self.traced = rewritten.traced
         self._rewritten = rewritten
-        self._jitted = jax.jit(self._run, donate_argnums=tuple(sorted(self.traced.donated)))
+        self._jitted = jax.jit(self.run, donate_argnums=tuple(sorted(self.traced.donated)))
 
     def lower(self, flat: Sequence[Any]) -> jax.stages.Lowered:
+        """Lowers the step as a jit of its own."""
         return self._jitted.lower(*flat)
 
     def __call__(self, flat: Sequence[Any]) -> Sequence[Any]:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in flat)
-        return self._run(*flat) if is_traced else self._jitted(*flat)
+        return self.run(*flat) if is_traced else self._jitted(*flat)
 
-    def _run(self, *flat: jax.Array) -> Sequence[jax.Array]:
+    def run(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """The rewritten step between the shardings that the step's own jit asks for."""
         operands = map(_constrained, flat, self.traced.in_shardings)
         return list(map(_constrained, self._rewritten.call(*operands), self.traced.out_shardings))
+
+
+class _UnloweredCall:
+    """A step under a jit, rewritten when the jit is lowered: only then the shardings of its arguments are known."""
+
+    def __init__(self, step: PlannedFunction[..., Any], call: StepCall, traced: Traced, plan: GraphPlan):
+        self.plan = plan
+        self._step = step
+        self._call = replace(call, args=(), kwargs={}, leaves=traced.specs)  # without tracers of the jit's trace
+        self.traced = traced
+
+    def __call__(self, flat: Sequence[Any]) -> Sequence[Any]:
+        return _planned_step_p.bind(*flat, call=self)
+
+    def lower(self, flat: Sequence[Any]) -> jax.stages.Lowered:
+        """Lowers the step as a jit of its own."""
+        return jax.jit(lambda *flat: self(flat)).lower(*flat)
+
+    def with_shardings(self, shardings: Sequence[NamedSharding | None]) -> Callable[..., Sequence[Any]]:
+        """The rewritten step over flat arrays with such shardings."""
+        specs = [
+            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
+            for spec, sharding in zip(self.traced.specs, shardings, strict=True)
+        ]
+        call = replace(self._call, leaves=tuple(specs))
+        return self._step._lowered(call, self.traced.stage).run
+
+
+_planned_step_p = jex.Primitive("planned_step")
+"""A step that is rewritten when it is lowered; without rules for derivatives and batching."""
+_planned_step_p.multiple_results = True
+
+
+def _results_of(*_: Any, call: _UnloweredCall) -> list[jax.core.AbstractValue]:
+    return [variable.aval for variable in open_jaxpr(call.traced.jaxpr).outvars]
+
+
+def _run_by_itself(*flat: Any, call: _UnloweredCall) -> Sequence[Any]:
+    return jax.jit(functools.partial(_planned_step_p.bind, call=call))(*flat)
+
+
+_planned_step_p.def_abstract_eval(_results_of)
+_planned_step_p.def_impl(_run_by_itself)
+_compat.register_step_lowering(_planned_step_p, lambda shardings, *, call: call.with_shardings(shardings))
+
+
+def _needs_shardings(traced: Traced, plan: GraphPlan) -> bool:
+    """True if a plan shards values of a step whose trace names no mesh: no type, constraint or context does.
+
+    Effects and values of an outer trace belong to the trace; such steps need the mesh of the context.
+    """
+    shards = any(isinstance(d, Partition) or (isinstance(d, Offload) and d.shard) for d in plan.decisions.values())
+    return shards and not traced.graph.mesh and not traced.closes_over_tracers() and not _has_effects(traced)
+
+
+def _has_effects(traced: Traced) -> bool:
+    return bool(open_jaxpr(traced.jaxpr).effects)
+
+
+def _mesh_axes(leaves: Sequence[Any]) -> _MeshAxes:
+    """Names and sizes of the axes of the arguments' mesh, or of the context's: a plan may name them."""
+    shardings = map(leaf_sharding, leaves)
+    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+    return tuple(next(named, jax.sharding.get_abstract_mesh()).shape.items())
 
 
 def _constrained(array: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:

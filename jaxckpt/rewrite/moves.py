@@ -86,7 +86,8 @@ def require_axis(
         got=f"mesh axes: {listed}",
         needed="an axis of the mesh whose size divides that dimension",
         advice="another axis or dim, or none: then one is chosen, and what nothing divides is not partitioned;"
-        " arguments with shardings, or `jax.set_mesh(mesh)` around a call under jax.jit",
+        " arguments with shardings, or in_shardings, for the jit directly around the step; or `jax.set_mesh(mesh)`"
+        " around the call",
         decisions=(decision,),
     )
 

@@ -20,6 +20,7 @@ from jaxckpt.ir import Decision, GraphPlan, Kind, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Match,
     Policy,
+    Region,
     Resolved,
     Rule,
     excluded_ops,
@@ -39,10 +40,11 @@ from jaxckpt.solve.stages import StageStarts, boundaries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPlan:
-    """Every decision of a policy with its rule, and the plan of these decisions."""
+    """Every decision of a policy with its rule, the regions and marked parts in order, and the plan of it all."""
 
     resolved: tuple[Resolved, ...]
     plan: GraphPlan
+    regions: tuple[Region, ...] = ()
 
 
 def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
@@ -62,7 +64,11 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     name = policy.name if policy is not None else "marks"
     candidates = (deciding.without_end(stages), deciding.decisions)
     plans = [plan_with_transfers(problem, decisions, stages, name) for decisions in candidates]
-    return PolicyPlan(resolved=resolved, plan=min(plans, key=lambda plan: plan.predicted.temp_bytes))
+    return PolicyPlan(
+        resolved=resolved,
+        plan=min(plans, key=lambda plan: plan.predicted.temp_bytes),
+        regions=tuple(sorted(deciding.regions, key=lambda region: min(region.ops))),
+    )
 
 
 def solve_shipped(problem: Problem, *, policy: str) -> GraphPlan:
@@ -151,6 +157,7 @@ class _Deciding:
         self._named = {r.forward_value.id for r in resolved if r.names_value}
         self._by_default = {r.forward_value.id for r in resolved if r.by.part == "default"}
         self.starts: set[int] = set()
+        self.regions: list[Region] = []
         self.decisions: dict[int, Decision] = {}
         meant: dict[int, Decision] = {}
         for r in resolved:
@@ -212,6 +219,7 @@ class _Deciding:
             if marked.regions is not None:
                 self._save_around_regions(marked, ops, stages)
             elif is_read_after_forward(graph, ops):
+                self.regions.append(Region(scope="", ops=ops))
                 self._save_around(ops)
 
     def _save_around_regions(self, policy: Policy, among: frozenset[int], stages: StageStarts) -> None:
@@ -221,6 +229,7 @@ class _Deciding:
         once = excluded_ops(regions, graph)
         for region in find_regions(regions, graph, stages=stages):
             if ops := region.ops & among:
+                self.regions.append(replace(region, ops=ops))
                 self._save_around(ops, merges=regions.output_recompute, once=once)
 
     def _save_around(self, ops: frozenset[int], *, merges: bool = False, once: frozenset[int] = frozenset()) -> None:

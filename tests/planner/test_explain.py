@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt import Policy, PolicyError
-from jaxckpt.ir import Recompute, Save
+from jaxckpt.ir import Partition, Recompute, Save
 from jaxckpt.ir.scope import POLICY_MARK
-from jaxckpt.policy import Match, Rule, new_mark
+from jaxckpt.policy import Match, Regions, Rule, find_regions, new_mark
 from jaxckpt.report import render_text, report_of
+from jaxckpt.trace import trace_step
 
 
 def block(x, weights, number):
@@ -67,6 +69,70 @@ def test_what_crosses_to_a_later_block_is_saved_and_says_why():
 
 def test_the_method_of_a_policy_says_the_same():
     assert KEEP_HIDDEN.explain(step, *ARGS) == jaxckpt.explain(step, *ARGS, policy=KEEP_HIDDEN)
+
+
+### Regions and shardings
+
+
+def sharded(axes):
+    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    replicated, cut = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(*axes))
+    layers = jax.tree.map(lambda spec: spec.update(sharding=replicated), ARGS[0])
+    return layers, ARGS[1].update(sharding=cut)
+
+
+REGIONS = Policy(regions=Regions(scope="*block_*"))
+
+
+def test_regions_are_listed_with_what_is_saved_at_their_boundaries():
+    regions = jaxckpt.explain(step, *ARGS, policy=REGIONS).regions
+    assert [region.scope for region in regions] == ["block_0", "block_1", "block_2"]
+    assert [region.mesh for region in regions] == ["", "", ""]
+    graph = trace_step(step, *ARGS).graph
+    assert [region.ops for region in regions] == [len(found.ops) for found in find_regions(REGIONS.regions, graph)]
+    for region in regions:
+        assert region.saved
+        assert all(each.carried_out == Save() and each.value.shape == (64, 32) for each in region.saved)
+        assert {each.value.scope for each in region.saved} <= {"block_0", "block_1", "block_2"}
+    shared = {each.value.value for each in regions[0].saved} & {each.value.value for each in regions[1].saved}
+    assert len(shared) == 1  # what block_0 hands to block_1
+    assert not jaxckpt.explain(step, *ARGS, policy="dots").regions
+
+
+def test_the_ops_under_a_mark_are_a_region():
+    (region,) = jaxckpt.explain(marked_step(None, DROPS), *WX).regions
+    assert region.scope == "outer/inner"
+    assert region.ops > 1
+
+
+def test_each_value_has_its_sharding_and_each_region_its_mesh():
+    explanation = jaxckpt.explain(step, *sharded(("data",)), policy=REGIONS)
+    assert {region.mesh for region in explanation.regions} == {"data=2 model=4"}
+    assert {each.sharding for each in explanation.values if each.carried_out == Save()} == {"P('data', None)"}
+    assert {each.sharding for each in jaxckpt.explain(step, *ARGS, policy=REGIONS).values} == {""}
+    replicated = jaxckpt.explain(step, *sharded(()), policy=REGIONS)
+    assert {each.sharding for each in replicated.values if each.carried_out == Save()} == {"replicated"}
+
+
+def test_a_value_that_is_partitioned_has_the_sharding_in_which_it_is_saved():
+    policy = Policy(rules=(Rule(match=Match(name="hidden"), decision=Partition()),), default="recompute")
+    values = jaxckpt.explain(step, *sharded(("data",)), policy=policy).of("hidden")
+    assert {each.sharding for each in values if isinstance(each.carried_out, Partition)} == {"P('data', 'model')"}
+    both = jaxckpt.explain(step, *sharded((("data", "model"),)), policy=REGIONS).values
+    assert {each.sharding for each in both if each.carried_out == Save()} == {"P(('data', 'model'), None)"}
+
+
+def test_print_shows_tables_and_repr_one_line():
+    explanation = jaxckpt.explain(step, *sharded(("data",)), policy=REGIONS)
+    lines = str(explanation).splitlines()
+    (heading,) = (line for line in lines if "saved at the boundary" in line)
+    assert heading.split() == ["scope", "layers", "ops", "saved", "at", "the", "boundary", "bytes", "mesh"]
+    rows = [line for line in lines if "block_" in line and "data=2 model=4" in line]
+    assert rows
+    assert all("float32[64,32] add P('data', None)" in row for row in rows)
+    assert any("sharding" in line and "decided by" in line for line in lines)
+    assert "ExplainedRegion(" not in str(explanation)
+    assert len(repr(explanation).splitlines()) == 1
 
 
 def test_a_save_by_default_leaves_the_step_as_written():

@@ -139,6 +139,78 @@ def test_axes_that_types_name_are_partitioned_too(step, kinds, decision):
     assert gathers(compiled(step, decision, kinds))
 
 
+### Under a jit, without a mesh in the context
+
+
+def jitted_as(way, step, args):
+    """A jit of a planned step, and arguments to call it with, that say how arrays are sharded in one of two ways."""
+    if way == "arguments":
+        return jax.jit(step), args
+    shardings = jax.tree.map(lambda array: array.sharding, args)
+    return jax.jit(step, in_shardings=shardings), jax.tree.map(np.asarray, args)
+
+
+@pytest.mark.parametrize("way", ["arguments", "in_shardings"])
+@pytest.mark.parametrize(
+    ("step", "decision"),
+    [(unrolled, Partition()), (scanned, Partition()), (unrolled, Offload(shard=True)), (scanned, SENT[0])],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_a_jit_around_a_planned_step_says_how_arrays_are_sharded(step, decision, way):
+    _, args, expected = unplanned(step, ("Auto", "Auto"))
+    assert jax.sharding.get_abstract_mesh().empty
+    planned = jaxckpt.apply(step, keeping(decision))
+    jitted, args = jitted_as(way, planned, args)
+    compiled = jitted.lower(*args).compile()
+    for one, other in zip(expected, jax.tree.leaves(compiled(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    names = gathers(compiled.as_text())
+    assert len(names) == (LAYERS if step is unrolled else 1)
+    assert all("transpose(" in name for name in names)
+    moved = {found for found in planned.plan.decisions.values() if isinstance(found, Partition | Offload)}
+    assert {(each.axis, each.dim) for each in moved if isinstance(each, Partition)} <= {("model", 1)}
+    assert moved  # dimension 0 is sharded over "data", which only the shardings of the arguments say
+
+
+def test_a_jit_is_lowered_anew_for_other_shardings():
+    mesh, args, expected = unplanned(unrolled, ("Auto", "Auto"))
+    planned = jaxckpt.apply(unrolled, keeping(Partition()))
+    jitted = jax.jit(planned)
+    replicated = jax.device_put(args, NamedSharding(mesh, PartitionSpec()))
+    for given, dim in ((args, 1), (replicated, 0)):
+        for one, other in zip(expected, jax.tree.leaves(jitted(*given)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+        assert {each.dim for each in planned.plan.decisions.values() if isinstance(each, Partition)} == {dim}
+
+
+def test_within_another_jit_types_name_the_mesh():
+    _, args, expected = unplanned(unrolled, ("Auto", "Auto"))
+    planned = jaxckpt.apply(unrolled, keeping(Partition(axis="model", dim=1)))
+    nested = jax.jit(lambda weights, x: jax.jit(planned)(weights, x * 1)).lower(*args).compile()
+    assert len(gathers(nested.as_text())) == LAYERS
+    for one, other in zip(expected, jax.tree.leaves(nested(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_descriptions_of_arguments_name_the_mesh_of_a_footprint():
+    mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    args = shapes(replicated := NamedSharding(mesh, PartitionSpec()))
+    bare = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), args)
+    followed = jaxckpt.Planner(unrolled, *args, target="h200:8").follow(keeping(Partition())).footprint
+    found = jaxckpt.footprint(jaxckpt.apply(unrolled, keeping(Partition())), *args, target="h200:8")
+    jitted = jax.jit(jaxckpt.apply(unrolled, keeping(Partition())), in_shardings=replicated)
+    assert found.temp_bytes == followed.temp_bytes
+    assert jaxckpt.footprint(jitted, *bare, target="h200:8").temp_bytes == followed.temp_bytes
+
+
+def test_a_jit_of_a_planned_step_donates():
+    """A jit carries the attributes of the function in it, and is not that function."""
+    planned = jaxckpt.apply(lambda w, x: jax.grad(lambda w: jnp.sin(jnp.sin(x @ w) @ w).sum())(w) + w, "nothing")
+    args = jnp.ones((64, 64)), jnp.ones((32, 64))
+    assert jaxckpt.footprint(jax.jit(planned, donate_argnums=0), *args, target="cpu").alias_bytes == 64 * 64 * 4
+
+
 ### What is split
 
 
@@ -218,6 +290,13 @@ def test_without_a_mesh_it_is_refused():
         jaxckpt.apply(unrolled, keeping(Partition()))(
             (jnp.ones((LAYERS, WIDTH, HIDDEN)), jnp.ones((LAYERS, HIDDEN, WIDTH))), jnp.ones((TOKENS, WIDTH))
         )
+
+
+def test_without_a_mesh_a_jit_refuses_it_when_it_is_lowered():
+    jitted = jax.jit(jaxckpt.apply(unrolled, keeping(Partition())))
+    args = (jnp.ones((LAYERS, WIDTH, HIDDEN)), jnp.ones((LAYERS, HIDDEN, WIDTH))), jnp.ones((TOKENS, WIDTH))
+    with pytest.raises(jaxckpt.UnsupportedDecisionError, match="or in_shardings, for the jit directly around the step"):
+        jitted.lower(*args)
 
 
 def test_a_policy_file_may_leave_axis_and_dimension_open():
