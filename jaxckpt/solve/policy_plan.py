@@ -20,11 +20,13 @@ from jaxckpt.ir import Decision, GraphPlan, Kind, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Match,
     Policy,
+    Regions,
     Resolved,
     Rule,
     excluded_ops,
     find_regions,
     is_read_after_forward,
+    layers_of_model,
     load_policy,
     policy_of_mark,
     region_inputs,
@@ -56,7 +58,9 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     if deciding.changes:
         deciding.save_crossing(crossing)
         deciding.save_around_parts(policy, stages)
-        stages = tuple(sorted({*stages, *deciding.starts}))
+        is_of_layers = policy is not None and policy.regions is not None and policy.regions.of_layers
+        blocks = (0,) if is_of_layers else stages  # a segment of layers is one stage, whatever blocks are inside it
+        stages = tuple(sorted({*blocks, *deciding.starts}))
     else:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
@@ -129,16 +133,37 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
     # Complexity: which parts of a policy need which cut; a table would repeat the conditions.
     if policy is None:
         return (0,), frozenset()
+    regions = policy.regions
+    if regions is not None and regions.of_layers:
+        return _layer_structure(problem, regions)
     kinds = {type(rule.decision) for rule in policy.rules}
     names_blocks = (rule.match.boundary and rule.match.scope is None for rule in policy.rules)
     of_blocks = any(kind.on_host for kind in kinds) or any(names_blocks)
-    if of_blocks or (policy.regions is not None and not policy.regions.scope):
+    if of_blocks or (regions is not None and not regions.scope):
         stages = find_blocks(problem)
-    elif policy.regions is None and (policy.default == "recompute" or Recompute in kinds):
+    elif regions is None and (policy.default == "recompute" or Recompute in kinds):
         stages = solve_full(problem).stages
     else:
         return (0,), frozenset()
     return stages, boundaries(problem, stages)
+
+
+def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, frozenset[int]]:
+    """As `_structure` for regions of layers: what crosses is what a region reads of values that are made outside it.
+
+    Only a model without layers has blocks found by structure.
+    """
+    graph = problem.graph
+    without = not regions.scope and layers_of_model(graph) is None
+    stages = find_blocks(problem) if without else (0,)
+    crossing = {
+        source
+        for region in find_regions(regions, graph, stages=stages)
+        for value in region_inputs(graph, region.ops)
+        for source in problem.fusion.sources[value]
+        if source in problem.worth_saving and graph.producer[source] not in region.ops
+    }
+    return stages, frozenset(crossing) | problem.never_recomputed
 
 
 class _Deciding:
@@ -218,7 +243,7 @@ class _Deciding:
         regions, graph = policy.regions, self._problem.graph
         if regions is None:
             return
-        once = excluded_ops(regions, graph)
+        once = excluded_ops(regions, graph, stages=stages)
         for region in find_regions(regions, graph, stages=stages):
             if ops := region.ops & among:
                 self._save_around(ops, merges=regions.output_recompute, once=once)

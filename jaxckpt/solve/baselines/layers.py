@@ -8,13 +8,10 @@ Source: `flax.linen.remat`, `jax.checkpoint` and its policies. Read after `jaxck
 
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Graph, GraphPlan, Recompute
-from jaxckpt.ir.layers import fold_layers
-from jaxckpt.policy import Regions, load_policy
-from jaxckpt.policy.rule import outermost
+from jaxckpt.ir import GraphPlan, Recompute
+from jaxckpt.policy import Regions, layer_patterns, load_policy
 from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
@@ -48,17 +45,3 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
     regions = Regions(scope="{" + ",".join(patterns) + "}" if len(patterns) > 1 else patterns[0])
     return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))
-
-
-def layer_patterns(graph: Graph) -> tuple[str, ...]:
-    """Globs on the outermost scopes of the forward pass that differ in one number alone, in order.
-
-    A Linen model of twelve blocks with two experts each has "GPT/block_[0-9]*"; the experts are inside these.
-    """
-    scopes = dict.fromkeys(graph.ops[op].scope for op in graph.forward)
-    around = dict.fromkeys(path for scope in scopes for path in accumulate(scope.split("/"), "{}/{}".format) if path)
-    found: list[str] = []
-    for group in fold_layers(around, scope=str, alike=lambda path: path.count("/")):
-        if len(group.layers) > 1 and not any(outermost(outer, group.items[0]) for outer in found):
-            found.append(group.scope.replace("*", "[0-9]*"))
-    return tuple(found)
