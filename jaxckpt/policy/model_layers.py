@@ -128,9 +128,7 @@ def _named(graph: Graph) -> ModelLayers | None:
     return ModelLayers(found_by=f"scopes {patterns}", stacks=tuple(layers))
 
 
-def _add_stack(
-    stacks: list[tuple[list[str], dict[int, set[int]]]], pattern: str, ops: dict[int, set[int]]
-) -> None:
+def _add_stack(stacks: list[tuple[list[str], dict[int, set[int]]]], pattern: str, ops: dict[int, set[int]]) -> None:
     """Adds the layers of a pattern: to a stack with the same numbers whose ops they interleave, else as a new one."""
     first, last = min(chain(*ops.values())), max(chain(*ops.values()))
     for names, known in stacks:

@@ -134,7 +134,20 @@ def explanation_report(explanation: Explanation) -> Section:
         " Nothing was compiled."
     )
     title = f'{explanation.step} under "{explanation.policy}"'
-    return Section(title=title, parts=(Text(text=totals), table))
+    return Section(title=title, parts=(Text(text=totals), *_raised(explanation), table))
+
+
+def _raised(explanation: Explanation) -> tuple[Text, ...]:
+    """A sentence where the policy takes more memory than the step as written; nothing else."""
+    more_bytes = explanation.predicted_bytes - explanation.unplanned_bytes
+    if more_bytes <= 0:
+        return ()
+    return (
+        Text(
+            text=f"This policy takes {format_bytes(more_bytes)} more than the step as written: what is recomputed reads"
+            " more bytes than it frees, or a value is sharded in a way that the step then has to undo."
+        ),
+    )
 
 
 def _explained_alike(each: Explained) -> tuple[object, ...]:

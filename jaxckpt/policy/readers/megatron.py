@@ -234,9 +234,7 @@ def _full(
         regions = layers(layer_scope, numbers=_first_of_stages(count, num_layers, _stage_count(settings)))
     else:
         regions = layers(layer_scope, segment=count)
-    return Policy(
-        name=f"megatron-full-{settings['recompute_method']}", rules=rules, regions=regions, default="save"
-    )
+    return Policy(name=f"megatron-full-{settings['recompute_method']}", rules=rules, regions=regions, default="save")
 
 
 def _first_of_stages(count: int, layers: int | None, stages: int) -> list[int]:

@@ -226,9 +226,7 @@ def _policy(
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
     )
-    return Policy(
-        name="mindformers", rules=tuple(dict.fromkeys(rules)), regions=regions or None, default="save"
-    )
+    return Policy(name="mindformers", rules=tuple(dict.fromkeys(rules)), regions=regions or None, default="save")
 
 
 def _rules_of_selections(

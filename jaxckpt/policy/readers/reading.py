@@ -54,7 +54,9 @@ class Reading:
     def __str__(self) -> str:
         lines = [f"Read from {self.system}: {self.policy}", *(f"Understood: {each}" for each in self.understood)]
         if self.strategy:
-            lines.append(f'Automatic: strategy="{self.strategy}" of jaxckpt.plan; budget_bytes(step, *args) is its budget')
+            lines.append(
+                f'Automatic: strategy="{self.strategy}" of jaxckpt.plan; budget_bytes(step, *args) is its budget'
+            )
         lines += [f"Not carried over: {each}" for each in self.not_carried] or ["Carried over in full."]
         if self.ignored:
             more = len(self.ignored) - _MOST_IGNORED
