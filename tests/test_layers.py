@@ -61,7 +61,8 @@ DOORS = {
     ("solve/baselines/__init__.py", "jaxckpt.dynamic.strategies"),
 }
 """Imports inside functions that open a later room when they are called. Users look for `explain` and `as_jax` on the
-policy, for the budget of thresholds on what was read, and name the evictors of `dynamic` as strategies like any other."""
+policy, for the budget of thresholds on what was read, and name the evictors of `dynamic` as strategies like any
+other."""
 
 
 FILES = sorted(ROOT.rglob("*.py"))

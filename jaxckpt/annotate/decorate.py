@@ -72,7 +72,7 @@ class Scope:
             )
         if self.checkpoint is not None and not MARKS_ARE_READ.get() and _compat.is_differentiated():
             frame = sys._getframe(1)
-            _warn_of_no_effect(frame.f_code.co_filename, frame.f_lineno)
+            _warn_of_no_effect((frame.f_code.co_filename, frame.f_lineno))
         stack = contextlib.ExitStack()
         stack.enter_context(marked(self.name or "", self.policy))
         _ENTERED.set((*entered, (self, stack)))
@@ -85,7 +85,7 @@ class Scope:
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_of_no_effect(file: str, line: int) -> None:
+def _warn_of_no_effect(_place: tuple[str, int]) -> None:
     """Warns about the `with` statement at a place, once: JAX's own filters make Python forget what it has shown."""
     warnings.warn(
         "`with jaxckpt.scope(policy=...)` has no effect here: this function is differentiated without jaxckpt.apply. "

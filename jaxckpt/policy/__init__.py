@@ -1,8 +1,8 @@
 """Policies: rules written by people that give decisions on any step.
 
 Read in this order: `rule` (match and decision), `policy` (ordered rules), `toml` (their files), `edit` (edits that keep
-comments), `model_layers` and `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph), `library` (policies by
-name and by digest), `readers` (other systems' configurations).
+comments), `model_layers` and `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph),
+`library` (policies by name and by digest), `readers` (other systems' configurations).
 """
 
 from jaxckpt.policy.library import (

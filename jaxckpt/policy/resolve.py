@@ -23,8 +23,8 @@ from jaxckpt._errors import PolicyError, closest_names
 from jaxckpt.ir import Decision, Graph, Kind, Op, Phase, Recompute, Save, Trait
 from jaxckpt.ir.layers import fold_layers
 from jaxckpt.policy.library import policy_of_mark
-from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.model_layers import missing_layers
+from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.regions import excluded_ops, find_layers, find_regions
 from jaxckpt.policy.rule import ForwardValue, Match, Rule
 

@@ -13,7 +13,7 @@ from typing import Any
 from jaxckpt._errors import closest_names
 from jaxckpt.ir import Decision, Offload, Partition, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.layers import FOUND, inputs, layers
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source, integer
 
 _BLOCK = "activation_checkpointing"
@@ -84,8 +84,8 @@ def policy_from_deepspeed(
 
     Example:
       >>> reading = policy_from_deepspeed('{"activation_checkpointing": {"cpu_checkpointing": true}}')
-      >>> print(reading.policy)
-      policy "deepspeed": (1) dtype = '*float*', boundary = 'input': offload; regions of layers: recompute; the rest: save
+      >>> print(*reading.policy.rules, "regions", reading.policy.regions)
+      dtype = '*float*', boundary = 'input': offload regions of layers
     """
     reader = ConfigReader(
         "deepspeed",
@@ -93,7 +93,7 @@ def policy_from_deepspeed(
     )
     document = {} if config is None else reader.mapping(config)
     settings = _settings(document, arguments, reader)
-    interval = _interval(activation_checkpoint_interval, document, reader)
+    interval = _interval(activation_checkpoint_interval, document)
     _validate(settings, interval, reader)
     reader.done()
     decision = _decision(settings, axis=model_axis, dim=dim, prefetch=prefetch)
@@ -124,7 +124,7 @@ def _block(document: Mapping[str, Any], reader: ConfigReader) -> Mapping[str, An
     return reader.values(keys, resembling)
 
 
-def _interval(given: int | None, document: Mapping[str, Any], reader: ConfigReader) -> Any:
+def _interval(given: int | None, document: Mapping[str, Any]) -> Any:
     """Layers in a segment: as the argument says, or the configuration's block for pipelines if that is above 0."""
     of_pipeline = document.get(_PIPELINE)
     configured = of_pipeline.get(_INTERVAL) if isinstance(of_pipeline, Mapping) else None
@@ -162,7 +162,7 @@ def _policy(decision: Decision, scope: str | None, interval: int) -> Policy:
     return Policy(
         name="deepspeed",
         rules=inputs(decision, note="what a checkpointed function reads"),
-        regions=layers(scope, segment=interval),
+        regions=regions_of_layers(scope, segment=interval),
         default="save",
         about="What layers read is kept as said, everything in them is computed again.",
     )

@@ -23,7 +23,7 @@ FOUND = (
 """The sentence of a reading that names no scope of layers."""
 
 
-def layers(
+def regions_of_layers(
     scope: str | None = None, *, segment: int = 1, numbers: Iterable[int] | None = None, **switches: bool
 ) -> Regions:
     """The regions of segments of layers, of all or of those with some numbers.
@@ -32,7 +32,7 @@ def layers(
     for them decides otherwise; everything else in it is recomputed.
 
     Example:
-      >>> print(layers("*/block_*", segment=2))
+      >>> print(regions_of_layers("*/block_*", segment=2))
       of layers in segments of 2 in */block_*
     """
     chosen = None if numbers is None else layer_ranges(numbers)
@@ -40,7 +40,7 @@ def layers(
 
 
 def inputs(decision: Decision, *, note: str = "") -> tuple[Rule, ...]:
-    """Rules for the inputs of regions: a decision for floating-point inputs; all others are saved, as without a rule."""
+    """Rules for the inputs of regions: a decision for floating-point inputs; others are saved, as without a rule."""
     if isinstance(decision, Save):
         return ()
     return (Rule(match=Match(boundary="input", dtype=FLOATS), decision=decision, note=note),)

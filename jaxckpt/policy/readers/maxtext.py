@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.layers import FOUND, inputs, layers
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source, one_of
 from jaxckpt.policy.rule import Match, Rule
 
@@ -110,7 +110,9 @@ def policy_from_maxtext(
     if word == "none":
         policy = Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
     else:
-        policy = Policy(name=f"maxtext-{word}", rules=tuple(rules), regions=layers(scope), default="save", about=_ABOUT)
+        policy = Policy(
+            name=f"maxtext-{word}", rules=tuple(rules), regions=regions_of_layers(scope), default="save", about=_ABOUT
+        )
         reader.understood += [FOUND] if scope is None else []
     reader.not_carried += _not_carried(word, places, flags, given.get(_VISION))
     return reader.reading(policy)

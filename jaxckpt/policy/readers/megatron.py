@@ -17,7 +17,7 @@ from typing import Any
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.flags import settings_of_flags
-from jaxckpt.policy.readers.layers import FOUND, inputs, layers
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of, several
 from jaxckpt.policy.rule import Match, Rule
 
@@ -231,9 +231,9 @@ def _full(
         reader.understood.append(FOUND)
     rules = (*before, *inputs(saved, note="what layers read"))
     if settings["recompute_method"] == "block":
-        regions = layers(layer_scope, numbers=_first_of_stages(count, num_layers, _stage_count(settings)))
+        regions = regions_of_layers(layer_scope, numbers=_first_of_stages(count, num_layers, _stage_count(settings)))
     else:
-        regions = layers(layer_scope, segment=count)
+        regions = regions_of_layers(layer_scope, segment=count)
     return Policy(name=f"megatron-full-{settings['recompute_method']}", rules=rules, regions=regions, default="save")
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from jaxckpt.ir import Decision, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.cells import (
+    SLICED,
     LayerNumbers,
     Swap,
     layers_text,
     note_precedence,
-    SLICED,
     note_selection,
     patterns_of,
     recomputed,
@@ -29,7 +29,7 @@ from jaxckpt.policy.readers.cells import (
     rules_of_swap,
     swap_entries,
 )
-from jaxckpt.policy.readers.layers import FOUND, layers
+from jaxckpt.policy.readers.layers import FOUND, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer
 from jaxckpt.policy.rule import Rule
 
@@ -216,11 +216,11 @@ def _policy(
         reader.not_carried += [SLICED] if flags["recompute_slice_activation"] else []
     rules += _rules_of_selections(_RECOMPUTED, selected, Recompute(), reader)
     rules += rules_of_swap(swaps, reader)
-    overruled = [(key, layers) for key in _RECOMPUTED for layers in selected[key].values()]
-    note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
+    overruled = [(key, numbers) for key in _RECOMPUTED for numbers in selected[key].values()]
+    note_precedence(full, [*overruled, *(("swap", numbers) for _, numbers, _ in swaps)], reader)
     if is_selecting:
         note_selection("select_recompute", reader)
-    regions = full != () and layers(
+    regions = full != () and regions_of_layers(
         None if scope == "*" else scope,
         numbers=full,
         recompute_collectives=flags["mp_comm_recompute"],

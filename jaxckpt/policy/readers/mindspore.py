@@ -17,7 +17,7 @@ from jaxckpt.ir import Partition
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.cells import SLICED
 from jaxckpt.policy.readers.flags import settings_of_flags
-from jaxckpt.policy.readers.layers import FOUND, inputs, layers
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.mindformers import GRAPH_KEYS, read_graph_mode
 from jaxckpt.policy.readers.pynative import PYNATIVE_KEYS, read_pynative
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source, integer
@@ -130,7 +130,7 @@ def _cell(settings: Mapping[str, Any], scope: str, axis: str, reader: ConfigRead
         **reader.values(dict.fromkeys(CELL_KEYS, bool), settings),
     }
     reader.done()
-    regions = layers(
+    regions = regions_of_layers(
         None if scope == "*" else scope,
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],

@@ -24,7 +24,7 @@ from jaxckpt.policy.readers.cells import (
     rules_of_swap,
     swap_entries,
 )
-from jaxckpt.policy.readers.layers import FOUND, layers
+from jaxckpt.policy.readers.layers import FOUND, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of
 
 PYNATIVE_KEYS: Mapping[str, Any] = {
@@ -72,14 +72,14 @@ def read_pynative(
     rules += rules_of_patterns(_without_children(selected, reader), Recompute(), reader, key="select_module")
     rules += rules_of_patterns(comm, Recompute(), reader, key="recompute_comm")
     rules += rules_of_swap(swaps, reader)
-    overruled: list[tuple[str, LayerNumbers]] = [("select_module", layers) for layers in selected.values()]
-    overruled += [("recompute_comm", layers) for layers in comm.values()]
-    note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
+    overruled: list[tuple[str, LayerNumbers]] = [("select_module", numbers) for numbers in selected.values()]
+    overruled += [("recompute_comm", numbers) for numbers in comm.values()]
+    note_precedence(full, [*overruled, *(("swap", numbers) for _, numbers, _ in swaps)], reader)
     return reader.reading(
         Policy(
             name="mindformers-pynative",
             rules=tuple(dict.fromkeys(rules)),
-            regions=layers(numbers=full) if full else None,
+            regions=regions_of_layers(numbers=full) if full else None,
             default="save",
         )
     )
@@ -161,10 +161,10 @@ def _swaps(settings: Mapping[str, Any], most: int, reader: ConfigReader) -> list
 def _without_children(selected: Mapping[str, tuple[int, ...]], reader: ConfigReader) -> dict[str, tuple[int, ...]]:
     """The selected modules, each without layers in which its parent module is recomputed."""
     left: dict[str, tuple[int, ...]] = {}
-    for pattern, layers in selected.items():
+    for pattern, numbers in selected.items():
         parents = [parent for parent in selected if pattern.startswith((f"{parent}.", f"{parent}\\."))]
-        covered = {layer for parent in parents for layer in selected[parent]}.intersection(layers)
-        left[pattern] = tuple(layer for layer in layers if layer not in covered)
+        covered = {layer for parent in parents for layer in selected[parent]}.intersection(numbers)
+        left[pattern] = tuple(layer for layer in numbers if layer not in covered)
         if covered:
             reader.understood.append(f"select_module: {pattern!r} lies in a module that is recomputed as a whole.")
     return left

@@ -104,8 +104,8 @@ class Reading:
 class ConfigReader(RecordReader):
     """Reads settings one by one, and collects problems and the sentences of a `Reading`.
 
-    `needed` is for the message about problems; `calls` are sentences about settings that have no effect in a policy, but
-    are a call of a function.
+    `needed` is for the message about problems; `calls` are sentences about settings that no policy can express, but a
+    call of a function.
     """
 
     def __init__(self, system: str, *, needed: str):
