@@ -12,17 +12,19 @@ number alone too. A model whose layers are iterations of a loop has no such laye
 Read after `rule`. Complexity: linear in ops for names; for a repeat, ops times ops in comparisons of numbers.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
-from jaxckpt.ir import Graph, Phase
+from jaxckpt.ir import Graph, Kind, Phase
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.policy.rule import outermost
 from jaxckpt.schedule.argument_derived import argument_derived_values
 
 _Ops = frozenset[int]
+_ALIKE = 0.6
+"""A layer at an end of a repeat has at least this share of the ops of the others. Not benchmarked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,26 +148,54 @@ def _add_stack(stacks: list[tuple[list[str], dict[int, set[int]]]], pattern: str
 def _repeated(graph: Graph) -> Iterator[ModelLayers]:
     """The layers of the longest tandem repeat of the forward pass, if there is one."""
     ops = _computing(graph)
-    if (found := _longest_repeat(_signatures(graph, ops))) is None:
+    signatures = _signatures(graph, ops)
+    if (found := _longest_repeat(signatures)) is None:
         return
-    start, stop, period = found
-    spare = (stop - start) % period
-    crossing = _crossing_bytes(graph, ops)
-    start += min(range(spare + 1), key=lambda offset: crossing[start + offset + period])
-    starts = range(start, stop - period + 1, period)
-    ends = [*(ops[begin] for begin in starts[1:]), ops[starts[-1] + period - 1] + 1]
+    period = found[2]
+    bounds = min(_cuts(signatures, *found, _crossing_bytes(graph, ops)), key=lambda bounds: bounds[0])
+    starts = [*(ops[begin] for begin in bounds[:-1]), ops[bounds[-1] - 1] + 1]
     forward = frozenset(graph.forward)
-    layers = (forward.intersection(range(ops[begin], end)) for begin, end in zip(starts, ends, strict=True))
-    yield ModelLayers(found_by=f"runs of {period} equal ops", stacks=(tuple(layers),))
+    layers = tuple(forward.intersection(range(begin, end)) for begin, end in pairwise(starts))
+    if len(layers) > 1:
+        yield ModelLayers(found_by=f"runs of {period} equal ops", stacks=(layers,))
+
+
+def _cuts(
+    signatures: Sequence[int], start: int, stop: int, period: int, crossing: Sequence[int]
+) -> Iterator[list[int]]:
+    """Where layers begin, and the last one ends, for each phase of a repeat with as few crossing bytes as any.
+
+    A pre-norm layer has two such phases, of which one begins in the middle of the first layer.
+    """
+    phases = {begin: crossing[min(begin + period, stop)] for begin in range(start, start + period)}
+    for phase in (phase for phase, crossing_bytes in phases.items() if crossing_bytes == min(phases.values())):
+        bounds = list(range(phase, stop + 1, period))
+        usual = Counter(signatures[start : start + period])
+        if _is_alike(usual, signatures[max(0, phase - period) : phase]):
+            bounds.insert(0, max(0, phase - period))
+        if _is_alike(usual, signatures[bounds[-1] : bounds[-1] + period]):
+            bounds.append(min(bounds[-1] + period, len(signatures)))
+        yield bounds
+
+
+def _is_alike(usual: Counter[int], signatures: Sequence[int]) -> bool:
+    """True if ops are nearly those of a layer: one at an end lacks what only a gradient by its input needs."""
+    return (usual & Counter(signatures)).total() >= _ALIKE * usual.total()
 
 
 def _computing(graph: Graph) -> list[int]:
-    """The forward ops without those of constants alone, which only the first layer has: they are shared."""
+    """The forward ops that every layer has: without those of constants alone, which layers share, and views of arguments.
+
+    A layer that reads its weights from stacked ones slices them at a place of its own.
+    """
     constant = set(graph.constants)
+    derived = argument_derived_values(graph)
     found = []
     for op in graph.ops:
         if not op.effects and constant.issuperset(op.reads):
             constant.update(op.writes)
+        elif op.kind is Kind.VIEW and derived.issuperset(op.writes):
+            continue
         elif op.phase is Phase.FORWARD:
             found.append(op.id)
     return found

@@ -14,7 +14,9 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
+from jaxckpt._errors import PolicyError
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, GraphPlan, Kind, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
@@ -151,10 +153,13 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
 def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, frozenset[int]]:
     """As `_structure` for regions of layers: what crosses is what a region reads of values that are made outside it.
 
-    Only a model without layers has blocks found by structure.
+    Only a model without layers has blocks found by structure. Raises `PolicyError` if these are iterations of a loop, and
+    several would have to be one region.
     """
     graph = problem.graph
     without = not regions.scope and layers_of_model(graph) is None
+    if without and (regions.segment or 1) > 1 and any(graph.ops[op].loop is not None for op in graph.forward):
+        _refuse_iterations(regions)
     stages = find_blocks(problem) if without else (0,)
     crossing = {
         source
@@ -164,6 +169,18 @@ def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, f
         if source in problem.worth_saving and graph.producer[source] not in region.ops
     }
     return stages, frozenset(crossing) | problem.never_recomputed
+
+
+def _refuse_iterations(regions: Regions) -> NoReturn:
+    raise PolicyError(
+        f"segments of {regions.segment} layers are not possible in this step.",
+        got="a loop in the forward pass, and no layers outside of loops",
+        needed="layers whose scopes differ in a number alone, or a run of ops that repeats: all iterations of a loop "
+        "have one body, whose inputs are all saved",
+        advice="segment = 1 (activation_checkpoint_interval, --recompute-num-layers), or a budget: jaxckpt.plan groups "
+        "iterations by itself where that is worth it",
+        problems=("layers are iterations of a loop",),
+    )
 
 
 class _Deciding:
