@@ -6,8 +6,8 @@ Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of
 By structure: the longest tandem repeat of the forward pass, a period p such that op i + p computes the same as op i.
 It is cut where fewest bytes cross, since a period alone does not say where a layer begins.
 
-Either counts if as many residuals are inside the layers as outside of all layers: two norms of one block differ in a
-number alone too. A model whose layers are iterations of a loop has no such layers.
+Either counts if as many residuals and as many products are inside the layers as outside of all layers: two norms of one
+block differ in a number alone too. A model whose layers are iterations of a loop has no such layers.
 
 Read after `rule`. Complexity: linear in ops for names; for a repeat, ops times ops in comparisons of numbers.
 """
@@ -184,7 +184,7 @@ def _is_alike(usual: Counter[int], signatures: Sequence[int]) -> bool:
 
 
 def _computing(graph: Graph) -> list[int]:
-    """The forward ops that every layer has: without those of constants alone, which layers share, and views of arguments.
+    """The forward ops that every layer has: without those of constants alone, which are shared, and views of arguments.
 
     A layer that reads its weights from stacked ones slices them at a place of its own.
     """
@@ -242,7 +242,10 @@ def _crossing_bytes(graph: Graph, ops: Sequence[int]) -> list[int]:
 
 
 def _hold_most(graph: Graph, layers: ModelLayers) -> bool:
-    """True if at least as many residuals are inside the layers, and leave none, as are outside of all layers."""
+    """True if at least as many products and residuals are inside the layers as outside of all layers.
+
+    A residual that leaves its layer is neither.
+    """
     home = {op: number for number, ops in enumerate(chain(*layers.stacks)) for op in ops}
     inside = outside = 0
     for value in graph.read_after_forward - argument_derived_values(graph):
@@ -251,7 +254,8 @@ def _hold_most(graph: Graph, layers: ModelLayers) -> bool:
             outside += 1
         elif all(home.get(reader) == home[maker] for reader in _forward_readers(graph, value)):
             inside += 1
-    return inside > 0 and inside >= outside
+    products = [op.id in home for op in map(graph.ops.__getitem__, graph.forward) if op.kind is Kind.CONTRACTION]
+    return inside > 0 and inside >= outside and 2 * sum(products) >= len(products)
 
 
 def _forward_readers(graph: Graph, value: int) -> Iterable[int]:

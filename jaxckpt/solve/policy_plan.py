@@ -153,8 +153,8 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
 def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, frozenset[int]]:
     """As `_structure` for regions of layers: what crosses is what a region reads of values that are made outside it.
 
-    Only a model without layers has blocks found by structure. Raises `PolicyError` if these are iterations of a loop, and
-    several would have to be one region.
+    Only a model without layers has blocks found by structure. Raises `PolicyError` if these are iterations of a loop,
+    and several would have to be one region.
     """
     graph = problem.graph
     without = not regions.scope and layers_of_model(graph) is None
