@@ -194,6 +194,20 @@ def test_apply_carries_out_the_same_segments(planners):
     assert applied.temp_bytes == planners["residual net"].follow(deepspeed(4)).footprint.temp_bytes
 
 
+def test_segments_of_the_iterations_of_a_loop_are_refused():
+    def step(weights, x):
+        def body(y, weight):
+            return y + jnp.tanh(jnp.sin(y @ weight)), None
+
+        return jax.grad(lambda weights: jax.lax.scan(body, x, weights)[0].sum())(weights)
+
+    arguments = shapes((DEPTH, 8, 8), (16, 8))
+    with pytest.raises(jaxckpt.PolicyError, match=r"segments of 2 layers are not possible .*") as caught:
+        jaxckpt.explain(step, *arguments, policy=deepspeed(2))
+    assert "all iterations of a loop have one body" in str(caught.value)
+    assert any(each.carried_out == Recompute() for each in jaxckpt.explain(step, *arguments, policy=deepspeed(1)).values)
+
+
 ### Explanations
 
 
