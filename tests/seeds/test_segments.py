@@ -205,7 +205,9 @@ def test_segments_of_the_iterations_of_a_loop_are_refused():
     with pytest.raises(jaxckpt.PolicyError, match=r"segments of 2 layers are not possible .*") as caught:
         jaxckpt.explain(step, *arguments, policy=deepspeed(2))
     assert "all iterations of a loop have one body" in str(caught.value)
-    assert any(each.carried_out == Recompute() for each in jaxckpt.explain(step, *arguments, policy=deepspeed(1)).values)
+    assert any(
+        each.carried_out == Recompute() for each in jaxckpt.explain(step, *arguments, policy=deepspeed(1)).values
+    )
 
 
 ### Explanations
@@ -221,7 +223,7 @@ def test_the_explanation_says_what_was_taken_for_a_layer_and_what_was_overruled(
     (kept,) = [each for each in explanation.values if each.by == 'rule 1 of "unnamed"']
     assert kept.value.scope == "GPT/layers_5" and kept.overruled[0] == f"{regions}: recompute"
     saved = {each.value.scope for each in explanation.values if each.carried_out == Save() and each is not kept}
-    assert saved == {"GPT/embed", "GPT/layers_3", "GPT/layers_7"}
+    assert saved == {"GPT/layers_3", "GPT/layers_7", "GPT/layers_11"}  # an embedding costs nothing to look up twice
     inside = [each for each in explanation.values if each.value.scope == "GPT/layers_4" and each.by == regions]
     assert inside and {each.carried_out for each in inside} <= {Recompute(), None}
 
