@@ -7,6 +7,7 @@ Read after `reading`.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from jaxckpt.ir import Decision, Save
 from jaxckpt.ir.layers import layer_ranges
@@ -24,7 +25,7 @@ FOUND = (
 
 
 def regions_of_layers(
-    scope: str | None = None, *, segment: int = 1, numbers: Iterable[int] | None = None, **switches: bool
+    scope: str | None = None, *, segment: int = 1, numbers: Iterable[int] | None = None, **switches: Any
 ) -> Regions:
     """The regions of segments of layers, of all or of those with some numbers.
 

@@ -220,13 +220,15 @@ def _policy(
     note_precedence(full, [*overruled, *(("swap", numbers) for _, numbers, _ in swaps)], reader)
     if is_selecting:
         note_selection("select_recompute", reader)
-    regions = full != () and regions_of_layers(
+    regions = regions_of_layers(
         None if scope == "*" else scope,
-        numbers=full,
+        numbers=full or None,
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
     )
-    return Policy(name="mindformers", rules=tuple(dict.fromkeys(rules)), regions=regions or None, default="save")
+    return Policy(
+        name="mindformers", rules=tuple(dict.fromkeys(rules)), regions=None if full == () else regions, default="save"
+    )
 
 
 def _rules_of_selections(
