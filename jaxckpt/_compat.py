@@ -470,6 +470,20 @@ def equinox_jit(step: Any) -> EquinoxJit | None:
 _Result = TypeVar("_Result")
 
 
+def is_differentiated() -> bool:
+    """True if the code that runs is being differentiated, in however many traces. jax 0.10.2, 0.12.0.1.
+
+    A jitted function inside a gradient is traced within the trace of the gradient; if it was traced before, its code
+    does not run.
+    """
+    trace: Any = core.trace_ctx.trace
+    while trace is not None:
+        if type(trace).__name__ in ("JVPTrace", "LinearizeTrace"):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def outside_of_traces(work: Callable[[], _Result]) -> _Result:
     """Does work as if no trace were under way, with the mesh of the context. jax 0.10.2, 0.12.0.1.
 

@@ -56,10 +56,13 @@ NARROW = {"machine": {"cost", "_errors", "_files", "_records", "_units", "_compa
 DOORS = {
     ("policy/policy.py", "jaxckpt.planner.explain"),
     ("policy/policy.py", "jaxckpt.annotate.as_jax"),
+    ("policy/readers/reading.py", "jaxckpt.planner.Planner"),
+    ("policy/readers/reading.py", "jaxckpt.solve.solve"),
     ("solve/baselines/__init__.py", "jaxckpt.dynamic.strategies"),
 }
 """Imports inside functions that open a later room when they are called. Users look for `explain` and `as_jax` on the
-policy, and name the evictors of `dynamic` as strategies like any other."""
+policy, for the budget of thresholds on what was read, and name the evictors of `dynamic` as strategies like any
+other."""
 
 
 FILES = sorted(ROOT.rglob("*.py"))

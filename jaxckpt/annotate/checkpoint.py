@@ -25,6 +25,7 @@ from jaxckpt._errors import PolicyError
 from jaxckpt.annotate.jax_policy import is_remat3, tag_policy
 from jaxckpt.annotate.open_body import AROUND, body_of, graph_of_body, unmarked
 from jaxckpt.annotate.tagging import tagged, tags_of
+from jaxckpt.calling.calling import MARKS_ARE_READ
 from jaxckpt.calling.split import HOLE, Static
 from jaxckpt.ir import Graph, Save
 from jaxckpt.ir.scope import path_of_marks
@@ -61,7 +62,11 @@ class Checkpoint:
             returned.append(rest)
             return results
 
-        closed = jax.make_jaxpr(flat)(*arrays)
+        before = MARKS_ARE_READ.set(True)  # of scopes inside this one
+        try:
+            closed = jax.make_jaxpr(flat)(*arrays)
+        finally:
+            MARKS_ARE_READ.reset(before)
         (rest,) = returned
         return rest.filled(self._checkpointed(closed, repeats)(*arrays))
 

@@ -11,6 +11,8 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import ScopeError, closest_names
 from jaxckpt.annotate import flax_modules
 from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
+from jaxckpt.calling.calling import MARKS_ARE_READ
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Policy, new_mark
 
@@ -55,7 +58,10 @@ class Scope:
         return scoped
 
     def __enter__(self) -> None:
-        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
+        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`.
+
+        Warns once for each `with` statement if the step is differentiated outside of `jaxckpt.apply`.
+        """
         entered = _ENTERED.get()
         if any(scope is self for scope, _ in entered):
             raise ScopeError(
@@ -64,6 +70,9 @@ class Scope:
                 needed="a scope of its own for each part",
                 advice=f"with jaxckpt.scope({self.name or 'tail'!r}, ...):",
             )
+        if self.checkpoint is not None and not MARKS_ARE_READ.get() and _compat.is_differentiated():
+            frame = sys._getframe(1)
+            _warn_of_no_effect((frame.f_code.co_filename, frame.f_lineno))
         stack = contextlib.ExitStack()
         stack.enter_context(marked(self.name or "", self.policy))
         _ENTERED.set((*entered, (self, stack)))
@@ -73,6 +82,17 @@ class Scope:
         *outer, (_, stack) = _ENTERED.get()
         _ENTERED.set(tuple(outer))
         stack.close()
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_no_effect(_place: tuple[str, int]) -> None:
+    """Warns about the `with` statement at a place, once: JAX's own filters make Python forget what it has shown."""
+    warnings.warn(
+        "`with jaxckpt.scope(policy=...)` has no effect here: this function is differentiated without jaxckpt.apply. "
+        "Differentiate first and apply then, jaxckpt.apply(step), or plan the step with jaxckpt.plan; or put "
+        "@jaxckpt.scope(policy=...) on a function or class, which acts by itself.",
+        stacklevel=3,
+    )
 
 
 def with_scope(target: object, scope: Scope) -> Callable[..., Any]:

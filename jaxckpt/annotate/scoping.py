@@ -48,7 +48,7 @@ def scope(
     static; results that are no arrays are returned unchanged.
 
     `with jaxckpt.scope(...)` only marks: its policy has an effect when the step is passed to `jaxckpt.apply` or
-    `jaxckpt.plan`.
+    `jaxckpt.plan`. A `with` statement that is differentiated otherwise warns, once.
 
     Args:
       target: The function, class or object; or the name, if the scope is a decorator or used in `with`.

@@ -11,6 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import starmap
@@ -59,6 +60,10 @@ class _ResultRest:
     sources: tuple[int | None, ...]
     paths: tuple[str, ...]
     lost: tuple[str, ...]  # paths of variables that are written, and whose objects are not returned
+
+
+MARKS_ARE_READ: ContextVar[bool] = ContextVar("jaxckpt_marks_are_read", default=False)
+"""True while a step is traced for something that finds the policies of its marks; each thread has its own."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -118,18 +123,24 @@ class StepCall:
         """For each flat array its path, as a user would write it ("model.blocks.0.kernel")."""
         return tuple(starmap(readable_path, self.places))
 
-    def trace(self) -> jax.stages.Traced:
-        """Traces the step, without shardings of automatic meshes; a call of equal types gives the same jaxpr."""
+    def trace(self, *, reads_marks: bool = True) -> jax.stages.Traced:
+        """Traces the step, without shardings of automatic meshes; a call of equal types gives the same jaxpr.
+
+        `reads_marks` is False if the policies of marks in the step have no effect on what becomes of the trace.
+        """
         args = (arg if i in self.static else jax.tree.map(unsharded, arg) for i, arg in enumerate(self.args))
         named = {
             name: arg if name in self.static else jax.tree.map(unsharded, arg) for name, arg in self.kwargs.items()
         }
+        before = MARKS_ARE_READ.set(reads_marks)
         try:
             return self.jitted.trace(*args, **named)
         except Exception as error:
             if is_outer_object(error):
                 raise _outer_object(self.function) from error
             raise
+        finally:
+            MARKS_ARE_READ.reset(before)
 
     def run(self) -> Sequence[Any]:
         """Runs the step as it is written; flat results."""

@@ -83,7 +83,7 @@ def lower_step(step: Step, target: Target, compiler_options: Sequence[tuple[str,
     Raises an `ArgumentError` if a jitted step has a leaf that is no array, or is given other static positions again.
     """
     with Calling(step.function, **step.argnums).bind(step.args, step.kwargs) as call:
-        stage = call.trace()
+        stage = call.trace(reads_marks=False)
         leaves, donated, paths = _compat.traced_leaves(stage), call.donation(stage), call.paths
         shardings = [
             asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)

@@ -1,8 +1,8 @@
 """Policies: rules written by people that give decisions on any step.
 
 Read in this order: `rule` (match and decision), `policy` (ordered rules), `toml` (their files), `edit` (edits that keep
-comments), `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph), `library` (policies by
-name and by digest), `readers` (other systems' configurations).
+comments), `model_layers` and `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph),
+`library` (policies by name and by digest), `readers` (other systems' configurations).
 """
 
 from jaxckpt.policy.library import (
@@ -12,10 +12,12 @@ from jaxckpt.policy.library import (
     policies as policies,
     policy_of_mark as policy_of_mark,
 )
+from jaxckpt.policy.model_layers import layers_of_model as layers_of_model
 from jaxckpt.policy.policy import Policy as Policy, Regions as Regions
 from jaxckpt.policy.regions import (
     Region as Region,
     excluded_ops as excluded_ops,
+    find_layers as find_layers,
     find_regions as find_regions,
     is_read_after_forward as is_read_after_forward,
     region_inputs as region_inputs,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxckpt._shown import Shown
-from jaxckpt.policy.rule import Rule
+from jaxckpt.policy.rule import Rule, layers_of_ranges
 
 if TYPE_CHECKING:
     from jaxckpt._step import Step
@@ -26,7 +26,12 @@ class Regions:
     lies in it is recomputed. An excluded op splits the region that it stands in: what it makes is saved.
 
     Attributes:
-      scope: Glob on the scopes whose ops are computed again; "" for the blocks that are found by structure.
+      scope: Glob on the scopes whose ops are computed again; "" for the blocks that are found by structure, or, if
+        `segment` or `layers` is given, for the layers of the model: scopes whose names differ in a number alone, else
+        a run of ops that repeats, else those blocks.
+      segment: So many consecutive layers are one region, of whose inputs the first alone is saved. None without
+        `layers`: every scope is a region.
+      layers: Numbers of the layers that are recomputed, "0-3,7", counted from 0 through the forward pass; None for all.
       exclude: Globs on primitives, names and scopes whose ops are not.
       recompute_random: Whether random draws are made again, of the same key.
       recompute_collectives: Whether devices exchange data again (MindSpore's `mp_comm_recompute`).
@@ -36,11 +41,36 @@ class Regions:
     """
 
     scope: str = "*"
+    segment: int | None = None
+    layers: str | None = None
     exclude: tuple[str, ...] = ()
     recompute_random: bool = True
     recompute_collectives: bool = True
     recompute_gathered_parameters: bool = False
     output_recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.segment is not None and self.segment < 1:
+            raise ValueError(f"segment = {self.segment} is no number of layers")
+        if self.layers is not None:
+            layers_of_ranges(self.layers)
+
+    def __str__(self) -> str:
+        if not self.of_layers:
+            return self.scope or "of each block"
+        number = f"layers {self.layers}" if self.layers else "layers"
+        size = f" in segments of {self.segment}" if (self.segment or 1) > 1 else ""
+        return f"of {number}{size}" + (f" in {self.scope}" if self.scope else "")
+
+    @property
+    def of_layers(self) -> bool:
+        """True if regions consist of layers."""
+        return self.segment is not None or self.layers is not None
+
+    @property
+    def chosen_layers(self) -> frozenset[int] | None:
+        """Numbers of the layers that are recomputed; None for all."""
+        return None if self.layers is None else layers_of_ranges(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +102,7 @@ class Policy(Shown):
 
     def __str__(self) -> str:
         rules = "".join(f"({number}) {rule}; " for number, rule in enumerate(self.rules, 1))
-        regions = "" if self.regions is None else f"regions {self.regions.scope or 'of each block'}: recompute; "
+        regions = "" if self.regions is None else f"regions {self.regions}: recompute; "
         return f'policy "{self.name}": {rules}{regions}the rest: {self.default}'
 
     @classmethod

@@ -2,9 +2,10 @@
 
 As in OneFlow's pass, on a `Graph`: the forward ops of a scope, without the excluded ones, form connected components, at
 least one for each scope and mesh. Inputs of a component are saved, values inside it are recomputed. A component that
-neither backward nor update reads is no region.
+neither backward nor update reads is no region. Regions of layers are those of DeepSpeed and Megatron: consecutive
+layers form one, whose first input alone is saved.
 
-Read after `policy`. Complexity: linear in ops and reads.
+Read after `policy` and `model_layers`. Complexity: linear in ops and reads.
 """
 
 from bisect import bisect_right
@@ -12,11 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Graph, Op, Phase, Trait
+from jaxckpt.policy.model_layers import ModelLayers, layers_from_stages, layers_in_scopes, layers_of_model
 from jaxckpt.policy.policy import Regions
 from jaxckpt.policy.rule import globs, outermost
 
 _Home = tuple[str, int]
-"""The scope of a region, or the number of its block."""
+"""The scope of a region, or the number of its block or segment."""
 _GATHERS = frozenset({"sharding_constraint", "reshard", "all_gather", "all_gather_invariant"})
 
 
@@ -33,8 +35,8 @@ def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
 
     `stages` are first ops of the blocks found by structure, for regions without a scope.
     """
-    home = {op.id: home for op in graph.ops if (home := _home(regions, op, stages)) is not None}
-    for op in excluded_ops(regions, graph):
+    home = _homes(regions, graph, stages)
+    for op in excluded_ops(regions, graph, stages=stages):
         home.pop(op, None)
     if regions.output_recompute:
         home = dict.fromkeys(home, ("", 0))
@@ -42,12 +44,20 @@ def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
     return tuple(sorted((r for r in found if is_read_after_forward(graph, r.ops)), key=lambda region: min(region.ops)))
 
 
-def excluded_ops(regions: Regions, graph: Graph) -> frozenset[int]:
-    """Forward ops of the regions' scopes that must not run twice."""
+def find_layers(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> ModelLayers | None:
+    """The layers of which regions consist; None for regions of scopes, or of blocks found by structure."""
+    if not regions.of_layers:
+        return None
+    if regions.scope:
+        return layers_in_scopes(graph, regions.scope)
+    return layers_of_model(graph) or layers_from_stages(graph, stages)
+
+
+def excluded_ops(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> frozenset[int]:
+    """Forward ops of the regions that must not run twice."""
     gathers = _parameter_gathers(graph)
-    return frozenset(
-        op.id for op in graph.ops if _home(regions, op, (0,)) is not None and _is_excluded(regions, graph, op, gathers)
-    )
+    home = _homes(regions, graph, stages)
+    return frozenset(op for op in home if _is_excluded(regions, graph, graph.ops[op], gathers))
 
 
 def region_outputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
@@ -76,14 +86,15 @@ def is_read_after_forward(graph: Graph, ops: Iterable[int]) -> bool:
     )
 
 
-def _home(regions: Regions, op: Op, stages: Sequence[int]) -> _Home | None:
-    """The scope or block of an op; None for an op outside the regions' scopes and after the forward pass."""
-    if op.phase is not Phase.FORWARD:
-        return None
+def _homes(regions: Regions, graph: Graph, stages: Sequence[int]) -> dict[int, _Home]:
+    """For each forward op of the regions its scope, its block or its segment of layers."""
+    if (layers := find_layers(regions, graph, stages=stages)) is not None:
+        segments = layers.segments(regions.segment or 1, regions.chosen_layers)
+        return {op: ("", number) for number, ops in enumerate(segments) for op in sorted(ops)}
     if not regions.scope:
-        return "", bisect_right(stages, op.id)
-    scope = outermost(regions.scope, op.scope)
-    return None if scope is None else (scope, 0)
+        return {op: ("", bisect_right(stages, op)) for op in graph.forward}
+    scopes = ((op, outermost(regions.scope, graph.ops[op].scope)) for op in graph.forward)
+    return {op: (scope, 0) for op, scope in scopes if scope is not None}
 
 
 def _is_excluded(regions: Regions, graph: Graph, op: Op, gathers: frozenset[int]) -> bool:

@@ -23,8 +23,9 @@ from jaxckpt._errors import PolicyError, closest_names
 from jaxckpt.ir import Decision, Graph, Kind, Op, Phase, Recompute, Save, Trait
 from jaxckpt.ir.layers import fold_layers
 from jaxckpt.policy.library import policy_of_mark
+from jaxckpt.policy.model_layers import missing_layers
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.regions import excluded_ops, find_regions
+from jaxckpt.policy.regions import excluded_ops, find_layers, find_regions
 from jaxckpt.policy.rule import ForwardValue, Match, Rule
 
 _DEFAULT: dict[str, Decision] = {"save": Save(), "recompute": Recompute()}
@@ -33,7 +34,10 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision of one part of a policy about a value: "rule 2" with its index, "regions" or "default"."""
+    """The decision of one part of a policy about a value: "rule 2" with its index, "regions" or "default".
+
+    Regions of layers say which layers were found, and how many: "regions (12 layers: scopes GPT/block_[0-9]*)".
+    """
 
     policy: Policy
     decision: Decision
@@ -130,10 +134,14 @@ class _Resolver:
         self._matched: set[int] = set()
         self._of_regions: dict[int, Decision] = {}
         self._has_regions = policy.regions is None
+        self._layers = None if policy.regions is None else find_layers(policy.regions, graph, stages=stages)
+        self._chosen = None if policy.regions is None else policy.regions.chosen_layers
+        self._regions_part = "regions" if self._layers is None else f"regions ({self._layers})"
         if policy.regions is not None:
             regions = find_regions(policy.regions, graph, stages=stages)
             self._has_regions = bool(regions)
-            self._of_regions.update(dict.fromkeys(_written(graph, excluded_ops(policy.regions, graph)), Save()))
+            excluded = excluded_ops(policy.regions, graph, stages=stages)
+            self._of_regions.update(dict.fromkeys(_written(graph, excluded), Save()))
             for region in regions:
                 self._of_regions.update(dict.fromkeys(_written(graph, region.ops), Recompute()))
 
@@ -149,7 +157,7 @@ class _Resolver:
         if not value.is_residual:
             return
         if value.id in self._of_regions:
-            yield Ruling(policy=policy, decision=self._of_regions[value.id], part="regions")
+            yield Ruling(policy=policy, decision=self._of_regions[value.id], part=self._regions_part)
         yield Ruling(policy=policy, decision=_DEFAULT[policy.default], part="default")
 
     def refuse_unmatched(self, found: Sequence[ForwardValue]) -> None:
@@ -161,7 +169,9 @@ class _Resolver:
         if not self._has_regions:
             scopes = list(dict.fromkeys(each.scope for each in found if each.scope))[:_MOST_NAMED]
             hint = f"scopes here: {', '.join(scopes)}" if scopes else "nothing here has a scope"
-            problems.append(f"its regions ({self._policy.regions}) hold nothing that the backward reads; {hint}")
+            problems.append(f"its regions ({self._policy.regions!r}) hold nothing that the backward reads; {hint}")
+        if self._layers is not None and (missing := missing_layers(self._layers, self._chosen)):
+            problems.append(f"layers {missing} of its regions are not there: {self._layers}")
         if problems:
             raise PolicyError(
                 f'policy "{self._policy.name}" does not fit this step.',

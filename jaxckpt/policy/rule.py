@@ -205,7 +205,8 @@ def _is_primitive(glob: str, primitive: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _layers(ranges: str) -> frozenset[int]:
+def layers_of_ranges(ranges: str) -> frozenset[int]:
+    """The numbers of layers in a text such as "0-3,7"; any other text is a `ValueError`."""
     return frozenset(layers_from_ranges(ranges, most=_MOST_LAYERS))
 
 
@@ -214,7 +215,7 @@ _HOLDS: Mapping[str, Callable[[Any, ForwardValue], bool]] = {
     "name": lambda glob, c: globs(glob, c.name),
     "primitive": lambda glob, c: _is_primitive(glob, c.primitive),
     "dtype": lambda glob, c: globs(glob, c.dtype),
-    "layers": lambda ranges, c: c.layer is not None and c.layer in _layers(ranges),
+    "layers": lambda ranges, c: c.layer is not None and c.layer in layers_of_ranges(ranges),
     "every": lambda k, c: c.layer is not None and c.layer % k == 0,
     "min_bytes": lambda least, c: c.size_bytes >= least,
     "max_bytes": lambda most, c: c.size_bytes <= most,

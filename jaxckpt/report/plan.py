@@ -146,7 +146,7 @@ def explanation_report(explanation: Explanation) -> Section:
     )
     title = f'{explanation.step} under "{explanation.policy}"'
     regions = (_regions(explanation.regions),) if explanation.regions else ()
-    return Section(title=title, parts=(Text(text=totals), *regions, table))
+    return Section(title=title, parts=(Text(text=totals), *_raised(explanation), *regions, table))
 
 
 def _regions(regions: Sequence[ExplainedRegion]) -> Table:
@@ -171,6 +171,19 @@ def _regions(regions: Sequence[ExplainedRegion]) -> Table:
 
 def _saved_text(each: Explained) -> str:
     return f"{_array(each.value)} {each.sharding}".rstrip()
+
+
+def _raised(explanation: Explanation) -> tuple[Text, ...]:
+    """A sentence where the policy takes more memory than the step as written; nothing else."""
+    more_bytes = explanation.predicted_bytes - explanation.unplanned_bytes
+    if more_bytes <= 0:
+        return ()
+    return (
+        Text(
+            text=f"This policy takes {format_bytes(more_bytes)} more than the step as written: what is recomputed reads"
+            " more bytes than it frees, or a value is sharded in a way that the step then has to undo."
+        ),
+    )
 
 
 def _explained_alike(each: Explained) -> tuple[object, ...]:

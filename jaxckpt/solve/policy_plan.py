@@ -14,18 +14,22 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
+from jaxckpt._errors import PolicyError
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, GraphPlan, Kind, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Match,
     Policy,
     Region,
+    Regions,
     Resolved,
     Rule,
     excluded_ops,
     find_regions,
     is_read_after_forward,
+    layers_of_model,
     load_policy,
     policy_of_mark,
     region_inputs,
@@ -58,7 +62,9 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     if deciding.changes:
         deciding.save_crossing(crossing)
         deciding.save_around_parts(policy, stages)
-        stages = tuple(sorted({*stages, *deciding.starts}))
+        is_of_layers = policy is not None and policy.regions is not None and policy.regions.of_layers
+        blocks = (0,) if is_of_layers else stages  # a segment of layers is one stage, whatever blocks are inside it
+        stages = tuple(sorted({*blocks, *deciding.starts}))
     else:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
@@ -135,16 +141,52 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
     # Complexity: which parts of a policy need which cut; a table would repeat the conditions.
     if policy is None:
         return (0,), frozenset()
+    regions = policy.regions
+    if regions is not None and regions.of_layers:
+        return _layer_structure(problem, regions)
     kinds = {type(rule.decision) for rule in policy.rules}
     names_blocks = (rule.match.boundary and rule.match.scope is None for rule in policy.rules)
     of_blocks = any(kind.on_host for kind in kinds) or any(names_blocks)
-    if of_blocks or (policy.regions is not None and not policy.regions.scope):
+    if of_blocks or (regions is not None and not regions.scope):
         stages = find_blocks(problem)
-    elif policy.regions is None and (policy.default == "recompute" or Recompute in kinds):
+    elif regions is None and (policy.default == "recompute" or Recompute in kinds):
         stages = solve_full(problem).stages
     else:
         return (0,), frozenset()
     return stages, boundaries(problem, stages)
+
+
+def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, frozenset[int]]:
+    """As `_structure` for regions of layers: what crosses is what a region reads of values that are made outside it.
+
+    Only a model without layers has blocks found by structure. Raises `PolicyError` if these are iterations of a loop,
+    and several would have to be one region.
+    """
+    graph = problem.graph
+    without = not regions.scope and layers_of_model(graph) is None
+    if without and (regions.segment or 1) > 1 and any(graph.ops[op].loop is not None for op in graph.forward):
+        _refuse_iterations(regions)
+    stages = find_blocks(problem) if without else (0,)
+    crossing = {
+        source
+        for region in find_regions(regions, graph, stages=stages)
+        for value in region_inputs(graph, region.ops)
+        for source in problem.fusion.sources[value]
+        if source in problem.worth_saving and graph.producer[source] not in region.ops
+    }
+    return stages, frozenset(crossing) | problem.never_recomputed
+
+
+def _refuse_iterations(regions: Regions) -> NoReturn:
+    raise PolicyError(
+        f"segments of {regions.segment} layers are not possible in this step.",
+        got="a loop in the forward pass, and no layers outside of loops",
+        needed="layers whose scopes differ in a number alone, or a run of ops that repeats: all iterations of a loop "
+        "have one body, whose inputs are all saved",
+        advice="segment = 1 (activation_checkpoint_interval, --recompute-num-layers), or a budget: jaxckpt.plan groups "
+        "iterations by itself where that is worth it",
+        problems=("layers are iterations of a loop",),
+    )
 
 
 class _Deciding:
@@ -226,7 +268,7 @@ class _Deciding:
         regions, graph = policy.regions, self._problem.graph
         if regions is None:
             return
-        once = excluded_ops(regions, graph)
+        once = excluded_ops(regions, graph, stages=stages)
         for region in find_regions(regions, graph, stages=stages):
             if ops := region.ops & among:
                 self.regions.append(replace(region, ops=ops))

@@ -41,6 +41,8 @@ rules = st.builds(Rule, match=matches, decision=decisions, strength=strengths, o
 regions = st.builds(
     Regions,
     scope=globs,
+    segment=_optional(st.integers(1, 9)),
+    layers=_optional(st.sampled_from(["0", "0-3,7", "5,2"])),
     exclude=st.lists(globs, max_size=3).map(tuple),
     recompute_random=st.booleans(),
     recompute_collectives=st.booleans(),
@@ -65,6 +67,8 @@ default = "recompute"
 default = "keep"
 [regions]  # blocks
 scope = "*/block_*"
+segment = 4
+segment = 0
 exclude = ["batch_norm", "*norm*"]
 exclude = "batch_norm"
 recompute_random = false

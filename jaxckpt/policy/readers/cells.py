@@ -6,8 +6,9 @@ Read after `layers`, `patterns`.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxckpt.ir import Decision, Offload
+from jaxckpt.ir import Decision, Offload, Recompute, Save
 from jaxckpt.ir.layers import layer_ranges
+from jaxckpt.policy.readers.layers import inputs
 from jaxckpt.policy.readers.patterns import PatternError, PatternTarget, target_of_pattern
 from jaxckpt.policy.readers.reading import ConfigReader
 from jaxckpt.policy.rule import Match, Rule
@@ -15,6 +16,14 @@ from jaxckpt.policy.rule import Match, Rule
 LayerNumbers = tuple[int, ...] | None
 """Numbers of layers; None for all of them."""
 
+
+SLICED = (
+    "recompute_slice_activation: where dimension 0 is sharded already (data parallelism), slicing it over another axis "
+    "takes more memory than the whole value did, and adds all-to-alls: read the compiled totals with jaxckpt.compare, "
+    "or give another dim in the rule. It leaves a value whole, with a warning, where dimension 0 does not divide: here "
+    "a partition that does not divide is an error."
+)
+"""The sentence about a flag that may raise memory."""
 
 Swap = tuple[str | None, LayerNumbers, int]
 """A pattern (None for full layers), the layers, and the prefetch distance of what is offloaded."""
@@ -27,6 +36,33 @@ def layers_text(layers: LayerNumbers) -> str:
     if not layers:
         return "no layers"
     return f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
+
+
+def recomputed(
+    numbers: LayerNumbers, saved: Decision, *, is_overruling_swaps: bool, is_overruling_rules: bool
+) -> Iterator[Rule]:
+    """Rules before those for operators and swaps, for layers that regions recompute; rules come before regions.
+
+    `saved` is the decision for the inputs of these layers.
+    """
+    yield from inputs(saved, note="what the cell reads")
+    if is_overruling_rules or is_overruling_swaps:
+        yield Rule(match=Match(boundary="input"), decision=Save(), optional=True, note="what the cell reads")
+    if is_overruling_swaps:
+        yield Rule(match=layer_match(numbers), decision=Recompute(), note="full layers are not swapped")
+
+
+def note_selection(key: str, reader: ConfigReader) -> None:
+    """Notes that recomputing single operators may take more memory than nothing."""
+    reader.understood.append(
+        f"{key}: operators that are recomputed keep what they read, which may be more than their results: "
+        "jaxckpt.explain says by figures where the total is above that of the step as written."
+    )
+
+
+def layer_match(numbers: LayerNumbers) -> Match:
+    """The match on the values of some layers."""
+    return Match(every=1) if numbers is None else Match(layers=layer_ranges(numbers))
 
 
 def rules_of_patterns(
@@ -76,8 +112,7 @@ def rules_of_swap(swaps: Iterable[Swap], reader: ConfigReader) -> Iterator[Rule]
         if pattern is not None:
             yield from rules_of_patterns({pattern: layers}, moved, reader, key="op_swap")
         elif layers != ():
-            match = Match(every=1) if layers is None else Match(layers=layer_ranges(layers))
-            yield Rule(match=match, decision=moved, note="layer_swap")
+            yield Rule(match=layer_match(layers), decision=moved, note="layer_swap")
 
 
 def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], reader: ConfigReader) -> None:

@@ -1,22 +1,30 @@
-"""Command-line flags as names and values.
+"""Flags as names and values: of a command line, or of a configuration whose tables are within tables.
 
 Read after `reading`.
 """
 
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_origin
 
 from jaxckpt._errors import closest_names
 from jaxckpt.policy.readers.reading import ConfigReader
 
+_IS_TABLE = re.compile(r"\s*\{|(?!\s*-)(?:.*\n)*?\s*[\w-]+\s*:(?:\s|$)")
+"""The beginning of a configuration in JSON or YAML; a command line begins with a dash, and a key ends in a colon."""
 _TOPICS = ("recompute", "offload", "saved-activations", "checkpoint-activations")
 
 
 def settings_of_flags(
-    flags: Sequence[str] | Mapping[str, Any], hints: Mapping[str, Any], *, switches: Sequence[str], reader: ConfigReader
+    flags: Sequence[str] | Mapping[str, Any] | Path,
+    hints: Mapping[str, Any],
+    *,
+    switches: Sequence[str],
+    reader: ConfigReader,
 ) -> dict[str, Any]:
-    """Values of the flags that have a hint, by name with underscores; others are ignored.
+    """Values of the flags that have a hint, by name with underscores; the names of others go to `reader.ignored`.
 
     A flag with the hint of a tuple takes several values; `switches` are true where no value follows.
 
@@ -25,11 +33,17 @@ def settings_of_flags(
       {'layers': 2}
     """
     settings: dict[str, Any] = {}
-    for name, values in _pairs(flags, reader):
+    if isinstance(flags, str | Path):
+        text = reader.text(flags)
+        flags = reader.mapping(text, yaml=True) if _IS_TABLE.match(text) else _words(text, reader)
+    is_table = isinstance(flags, Mapping)
+    for name, values in _leaves(flags) if isinstance(flags, Mapping) else _pairs(flags):
         key = name.lstrip("-").replace("-", "_")
         if key not in hints:
-            _refuse_similar(name, hints, reader)
+            _note_unknown(name, hints, reader)
             continue
+        if is_table and key in settings:
+            reader.wrong(f"{key} occurs in two tables")
         if get_origin(hints[key]) is tuple:
             settings[key] = _listed(values)
         elif len(values) > 1 or not (values or key in switches):
@@ -39,12 +53,10 @@ def settings_of_flags(
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _pairs(flags: Sequence[str] | Mapping[str, Any], reader: ConfigReader) -> list[tuple[str, list[Any]]]:
+def _pairs(words: Iterable[object]) -> list[tuple[str, list[Any]]]:
     """Each flag with the values that follow it."""
-    if isinstance(flags, Mapping):
-        return [(str(name), [value]) for name, value in flags.items()]
     pairs: list[tuple[str, list[Any]]] = []
-    for word in _words(flags, reader):
+    for word in map(str, words):
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             pairs.append((name, [value] if equals else []))
@@ -53,11 +65,18 @@ def _pairs(flags: Sequence[str] | Mapping[str, Any], reader: ConfigReader) -> li
     return pairs
 
 
-def _words(flags: Sequence[str], reader: ConfigReader) -> list[str]:
-    if not isinstance(flags, str):
-        return [str(word) for word in flags]
+def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The names and values of a table and of the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield str(name), [value]
+
+
+def _words(text: str, reader: ConfigReader) -> list[str]:
     try:
-        return shlex.split(flags)
+        return shlex.split(text.replace("\\\n", " "))
     except ValueError as error:
         reader.wrong(f"it is no command line: {error}")
         return []
@@ -78,13 +97,15 @@ def _value(value: Any, *, is_switch: bool) -> Any:
     return int(value) if value.isdecimal() and len(value) < 10 else value
 
 
-def _refuse_similar(name: str, keys: Iterable[str], reader: ConfigReader) -> None:
-    """Reports an unknown flag about recomputation or offloading: a misspelt flag, or one of an unknown version."""
+def _note_unknown(name: str, keys: Iterable[str], reader: ConfigReader) -> None:
+    """Refuses an unknown flag that resembles a known one about recomputation or offloading; names any other."""
     dashed = name.lstrip("-").replace("_", "-")
     if dashed == "checkpoint-activations":
         advice = "use --recompute-activations, or --recompute-granularity and --recompute-method"
         reader.wrong(f"--{dashed} is no longer valid in Megatron: {advice}")
-    elif any(part in dashed for part in _TOPICS):
-        closest = closest_names(dashed, [key.replace("_", "-") for key in keys])
-        hint = "".join(f"; the closest is --{each}" for each in closest)
-        reader.wrong(f"--{dashed} is no known flag{hint}")
+    elif not any(part in dashed for part in _TOPICS):
+        reader.ignored.append(name.lstrip("-"))
+    elif closest := closest_names(dashed, [key.replace("_", "-") for key in keys]):
+        reader.wrong(f"--{dashed} is no known flag; the closest is --{closest[0]}")
+    else:
+        reader.not_carried.append(f"--{dashed} is not known here.")

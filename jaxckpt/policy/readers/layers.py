@@ -1,4 +1,4 @@
-"""Rules for the layers that a configuration selects.
+"""Regions and rules for the layers that a configuration selects.
 
 Trainers count layers from 0 and cut a model into segments of some layers each, or recompute the first few of each
 pipeline stage. A segment's input is the input of its first layer, which is the output of the layer before it.
@@ -7,42 +7,41 @@ Read after `reading`.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from jaxckpt.ir import Decision, Recompute, Save
+from jaxckpt.ir import Decision, Save
 from jaxckpt.ir.layers import layer_ranges
+from jaxckpt.policy.policy import Regions
 from jaxckpt.policy.rule import Match, Rule
 
 FLOATS = "*float*"
 """Types that PyTorch's trainers offload or partition; masks and indices stay."""
+FOUND = (
+    "a layer is a scope whose name differs from others in a number alone (block_0, block_1, ...); without such scopes, "
+    "one of the runs of ops that repeat; without these, a stage found by structure. jaxckpt.explain(step, *args, "
+    "policy=...) says which layers it found, and how many."
+)
+"""The sentence of a reading that names no scope of layers."""
 
 
-def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> tuple[Rule, ...]:
-    """Rules for the inputs of layers: a decision for floating-point inputs; masks and indices are saved.
+def regions_of_layers(
+    scope: str | None = None, *, segment: int = 1, numbers: Iterable[int] | None = None, **switches: Any
+) -> Regions:
+    """The regions of segments of layers, of all or of those with some numbers.
 
-    Without a scope stages are found by structure.
-    """
-    rest = Rule(match=Match(scope=scope, boundary="input"), decision=Save(), note=note)
-    if isinstance(decision, Save):
-        return (rest,)
-    moved = Rule(match=Match(scope=scope, boundary="input", dtype=FLOATS), decision=decision, note=note)
-    return moved, Rule(match=rest.match, decision=Save(), note="masks and indices stay")
-
-
-def within_segments(size: int, *, num_layers: int | None, scope: str | None = None) -> tuple[Rule, ...]:
-    """The rule that recomputes what crosses between layers of one segment; none for segments of one layer.
+    Without a scope the layers are those that are found in the model. The inputs of a segment are saved, unless a rule
+    for them decides otherwise; everything else in it is recomputed.
 
     Example:
-      >>> print(*within_segments(2, num_layers=6))
-      layers = '0,2,4', boundary = 'input': recompute
+      >>> print(regions_of_layers("*/block_*", segment=2))
+      of layers in segments of 2 in */block_*
     """
-    inner = [layer for layer in range((num_layers or 1) - 1) if (layer + 1) % size]
-    if not inner:
+    chosen = None if numbers is None else layer_ranges(numbers)
+    return Regions(scope=scope or "", segment=segment, layers=chosen, **switches)
+
+
+def inputs(decision: Decision, *, note: str = "") -> tuple[Rule, ...]:
+    """Rules for the inputs of regions: a decision for floating-point inputs; others are saved, as without a rule."""
+    if isinstance(decision, Save):
         return ()
-    match = Match(scope=scope, layers=layer_ranges(inner), boundary="input")
-    return (Rule(match=match, decision=Recompute(), note=f"segments of {size} layers"),)
-
-
-def recomputed(layers: Iterable[int] | None, *, note: str = "") -> Rule:
-    """The rule that recomputes the values of some layers; None for every layer."""
-    match = Match(every=1) if layers is None else Match(layers=layer_ranges(layers))
-    return Rule(match=match, decision=Recompute(), note=note)
+    return (Rule(match=Match(boundary="input", dtype=FLOATS), decision=decision, note=note),)

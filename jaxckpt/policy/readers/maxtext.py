@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.layers import inputs
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source, one_of
 from jaxckpt.policy.rule import Match, Rule
 
@@ -50,6 +50,7 @@ TENSORS = (
 )
 """Tensors that can be set one by one."""
 
+_ABOUT = "As MaxText's policy of this name; the model's tensors carry MaxText's names (checkpoint_name)."
 _PLACES = ("device", "remat", "offload")
 _INPUT = "decoder_layer_input"
 _FLAGS = {
@@ -72,13 +73,16 @@ _KEYS: Mapping[str, Any] = {
 _SETTING = re.compile(r"(\w+)=(\S*)")
 
 
-def policy_from_maxtext(config: Source | None = None, *, prefetch: int | None = None, **settings: Any) -> Reading:
+def policy_from_maxtext(
+    config: Source | None = None, *, prefetch: int | None = None, scope: str | None = None, **settings: Any
+) -> Reading:
     """Reads MaxText's remat settings.
 
     Args:
       config: A value of `remat_policy` ("minimal"); or MaxText's configuration, in which other keys are ignored: a
         mapping, a YAML file or its text, or its command line ("remat_policy=custom context=device").
       prefetch: How many layers ahead offloaded tensors are fetched back; None: chosen from bandwidths.
+      scope: Glob on the scopes of layers; None for the layers of the model, as `Regions.scope` finds them.
       **settings: `remat_policy` and tensors; they beat the configuration.
 
     Raises:
@@ -88,7 +92,7 @@ def policy_from_maxtext(config: Source | None = None, *, prefetch: int | None = 
     Example:
       >>> reading = policy_from_maxtext(remat_policy="custom", context="device", mlpwo="offload")
       >>> print(*reading.policy.rules, sep="; ")
-      name = 'context': save; name = 'mlpwo': offload; boundary = 'input': save
+      name = 'context': save; name = 'mlpwo': offload
     """
     reader = ConfigReader(
         "maxtext",
@@ -102,7 +106,14 @@ def policy_from_maxtext(config: Source | None = None, *, prefetch: int | None = 
     if word == "custom" and places.get(_INPUT) == "remat":
         reader.wrong(f"{_INPUT} = 'remat': the input of a layer cannot be recomputed; it is 'device' or 'offload'")
     reader.done()
-    policy = _custom(places, prefetch) if word == "custom" else _named(word, prefetch)
+    rules = _custom(places, prefetch) if word == "custom" else _named(word, prefetch)
+    if word == "none":
+        policy = Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
+    else:
+        policy = Policy(
+            name=f"maxtext-{word}", rules=tuple(rules), regions=regions_of_layers(scope), default="save", about=_ABOUT
+        )
+        reader.understood += [FOUND] if scope is None else []
     reader.not_carried += _not_carried(word, places, flags, given.get(_VISION))
     return reader.reading(policy)
 
@@ -123,11 +134,11 @@ def _not_carried(word: str, places: Mapping[str, str], flags: Iterable[str], vis
 
 def _settings_of(config: Source | None, reader: ConfigReader) -> dict[str, Any]:
     """The known keys of a configuration, and unknown ones that place a tensor, which are then refused as unknown."""
-    return {
-        str(key): value
-        for key, value in _document(config, reader).items()
-        if key in _KEYS or (isinstance(value, str) and value in ("remat", "offload"))
-    }
+    document = _document(config, reader)
+    places = ("remat", "offload")
+    read = {str(k): v for k, v in document.items() if k in _KEYS or (isinstance(v, str) and v in places)}
+    reader.ignored += (key for key in map(str, document) if key not in read)
+    return read
 
 
 def _document(config: Source | None, reader: ConfigReader) -> Mapping[str, Any]:
@@ -149,26 +160,17 @@ def _plain(value: str) -> str | bool:
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _named(word: str, prefetch: int | None) -> Policy:
-    if word == "none":
-        return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
+def _named(word: str, prefetch: int | None) -> Iterator[Rule]:
     offloaded = OFFLOADED_TENSORS.get(word, ())
-    names = offloaded or SAVED_TENSORS[word]
+    names = offloaded or SAVED_TENSORS.get(word, ())
     decision: Decision = Offload(prefetch=prefetch) if offloaded else Save()
-    rules = [Rule(match=Match(name=_any_of(names)), decision=decision)] if names else []
-    about = "As MaxText's policy of this name; the model's tensors carry MaxText's names (checkpoint_name)."
-    return Policy(name=f"maxtext-{word}", rules=(*rules, *inputs(Save())), about=about)
+    if names:
+        yield Rule(match=Match(name=names[0] if len(names) == 1 else f"{{{','.join(names)}}}"), decision=decision)
 
 
-def _custom(places: Mapping[str, str], prefetch: int | None) -> Policy:
+def _custom(places: Mapping[str, str], prefetch: int | None) -> Iterator[Rule]:
     moved: dict[str, Decision] = {"device": Save(), "offload": Offload(prefetch=prefetch)}
-    rules = [
-        Rule(match=Match(name=name), decision=moved[place])
-        for name, place in places.items()
-        if name != _INPUT and place in moved
-    ]
-    return Policy(name="maxtext-custom", rules=(*rules, *inputs(moved[places.get(_INPUT, "device")])))
-
-
-def _any_of(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
+    for name, place in places.items():
+        if name != _INPUT and place in moved:
+            yield Rule(match=Match(name=name), decision=moved[place])
+    yield from inputs(moved[places.get(_INPUT, "device")])

@@ -11,12 +11,13 @@ Read after `layers` and `flags`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
-from jaxckpt.policy.policy import Policy, Regions
+from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.flags import settings_of_flags
-from jaxckpt.policy.readers.layers import inputs, recomputed, within_segments
+from jaxckpt.policy.readers.layers import FOUND, inputs, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of, several
 from jaxckpt.policy.rule import Match, Rule
 
@@ -82,7 +83,7 @@ _ELEMENT_BYTES = 2
 
 
 def policy_from_megatron(
-    flags: Sequence[str] | Mapping[str, Any],
+    flags: Sequence[str] | Mapping[str, Any] | Path,
     *,
     num_layers: int | None = None,
     model_axis: str = "model",
@@ -95,13 +96,13 @@ def policy_from_megatron(
 
     Args:
       flags: Of the command line, one text each (as `sys.argv`) or all in one; or names and values, with or without
-        dashes.
+        dashes, in tables within tables too: a mapping, or the text of one in JSON or YAML; or a file of either.
       num_layers: Of the model, where the flags do not say it and the meaning needs it.
       model_axis: The mesh axis of tensor parallelism, over which `--distribute-saved-activations` cuts.
       dim: The dimension that is cut. Megatron cuts the flattened value.
       prefetch: How many layers ahead offloaded values are fetched back; None: chosen from bandwidths.
       scopes: For names of `--recompute-modules` and `--offload-modules`, globs on the scopes that they are here.
-      layer_scope: Glob on the scopes of layers; None for layers as they are found by structure.
+      layer_scope: Glob on the scopes of layers; None for the layers of the model, as `Regions.scope` finds them.
 
     Raises:
       PolicyError: A flag is unknown, or flags contradict each other as in Megatron.
@@ -109,7 +110,7 @@ def policy_from_megatron(
     Example:
       >>> flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 2 --num-layers 12"
       >>> print(policy_from_megatron(flags.split()).policy)
-      policy "megatron-full-block": (1) boundary = 'input': save; (2) layers = '0-1': recompute; the rest: save
+      policy "megatron-full-block": regions of layers 0-1: recompute; the rest: save
     """
     reader = ConfigReader("megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
     settings = _settings(flags, num_layers, reader)
@@ -128,7 +129,9 @@ def policy_from_megatron(
     return reader.reading(policy)
 
 
-def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None, reader: ConfigReader) -> dict[str, Any]:
+def _settings(
+    flags: Sequence[str] | Mapping[str, Any] | Path, num_layers: int | None, reader: ConfigReader
+) -> dict[str, Any]:
     """The flags by key; unknown, wrong and contradictory flags are refused."""
     settings = settings_of_flags(flags, _KEYS, switches=_VALUELESS, reader=reader)
     if num_layers is not None:
@@ -176,7 +179,7 @@ def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     if count is None:
         yield "--recompute-granularity full needs --recompute-num-layers"
     if layers is None:
-        if count is not None and {"uniform": count, "block": stages}.get(method or "", 1) > 1:
+        if count is not None and method == "block" and stages > 1:
             yield "--num-layers is needed to say which layers are meant"
     elif layers % stages:
         yield f"--num-layers {layers} does not divide by --pipeline-model-parallel-size {stages}"
@@ -216,7 +219,7 @@ def _offloading_problems(settings: Mapping[str, Any]) -> Iterator[str]:
 def _full(
     settings: Mapping[str, Any], before: list[Rule], cut: Partition, layer_scope: str | None, reader: ConfigReader
 ) -> Policy:
-    count, layers = settings["recompute_num_layers"], settings.get("num_layers")
+    count, num_layers = settings["recompute_num_layers"], settings.get("num_layers")
     saved: Decision = Save()
     if settings.get("distribute_saved_activations"):
         saved = cut
@@ -224,15 +227,14 @@ def _full(
             f"--distribute-saved-activations splits the flattened value in Megatron, here dimension {cut.dim}: the "
             "axis must divide it; give dim=... for another one."
         )
-    starts = inputs(saved, scope=layer_scope, note="what layers read")
-    if settings["recompute_method"] == "block":
-        first = recomputed(_first_of_stages(count, layers, _stage_count(settings)))
-        return Policy(name="megatron-full-block", rules=(*before, *starts, first), default="save")
-    segments = within_segments(count, num_layers=layers, scope=layer_scope)
-    rules = (*before, *segments, *starts)
     if layer_scope is None:
-        return Policy(name="megatron-full-uniform", rules=rules, default="recompute")
-    return Policy(name="megatron-full-uniform", rules=rules, regions=Regions(scope=layer_scope), default="save")
+        reader.understood.append(FOUND)
+    rules = (*before, *inputs(saved, note="what layers read"))
+    if settings["recompute_method"] == "block":
+        regions = regions_of_layers(layer_scope, numbers=_first_of_stages(count, num_layers, _stage_count(settings)))
+    else:
+        regions = regions_of_layers(layer_scope, segment=count)
+    return Policy(name=f"megatron-full-{settings['recompute_method']}", rules=rules, regions=regions, default="save")
 
 
 def _first_of_stages(count: int, layers: int | None, stages: int) -> list[int]:

@@ -15,18 +15,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt.ir import Decision, Partition, Recompute, Save
-from jaxckpt.policy.policy import Policy, Regions
+from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.cells import (
+    SLICED,
     LayerNumbers,
     Swap,
     layers_text,
     note_precedence,
+    note_selection,
     patterns_of,
+    recomputed,
     rules_of_patterns,
     rules_of_swap,
     swap_entries,
 )
-from jaxckpt.policy.readers.layers import inputs, recomputed
+from jaxckpt.policy.readers.layers import FOUND, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer
 from jaxckpt.policy.rule import Rule
 
@@ -204,30 +207,27 @@ def _policy(
     reader: ConfigReader,
 ) -> Policy:
     """The rules in order of precedence: excluded operators, full layers, selected operators, swaps."""
-    as_regions = full is None and scope != "*"
+    is_selecting = any(selected[key] for key in _RECOMPUTED)
     saved = Partition(axis=axis, dim=0) if flags["recompute_slice_activation"] else Save()
-    notes: list[str] = []
     rules = list(_rules_of_selections(_EXCLUSIONS, selected, Save(), reader))
-    if as_regions:
-        rules += inputs(saved, scope=scope)
-    elif full != ():
-        rules += (*inputs(saved), recomputed(full))
-        notes = _notes_of_flags(flags)
+    if full != ():
+        rules += recomputed(full, saved, is_overruling_swaps=bool(swaps), is_overruling_rules=is_selecting)
+        reader.understood += [FOUND] if scope == "*" else []
+        reader.not_carried += [SLICED] if flags["recompute_slice_activation"] else []
     rules += _rules_of_selections(_RECOMPUTED, selected, Recompute(), reader)
     rules += rules_of_swap(swaps, reader)
-    overruled = [(key, layers) for key in _RECOMPUTED for layers in selected[key].values()]
-    note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
-    reader.not_carried += notes
-    regions = Regions(
-        scope=scope,
+    overruled = [(key, numbers) for key in _RECOMPUTED for numbers in selected[key].values()]
+    note_precedence(full, [*overruled, *(("swap", numbers) for _, numbers, _ in swaps)], reader)
+    if is_selecting:
+        note_selection("select_recompute", reader)
+    regions = regions_of_layers(
+        None if scope == "*" else scope,
+        numbers=full or None,
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
     )
     return Policy(
-        name="mindformers",
-        rules=tuple(dict.fromkeys(rules)),
-        regions=regions if as_regions else None,
-        default="save",
+        name="mindformers", rules=tuple(dict.fromkeys(rules)), regions=None if full == () else regions, default="save"
     )
 
 
@@ -236,18 +236,6 @@ def _rules_of_selections(
 ) -> Iterator[Rule]:
     for key in keys:
         yield from rules_of_patterns(selected[key], decision, reader, key=key)
-
-
-def _notes_of_flags(flags: Mapping[str, bool]) -> list[str]:
-    """Notes of flags that have an effect in regions alone, or another one here."""
-    advice = 'give scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
-    notes = {
-        "mp_comm_recompute": f" = false: what devices exchange is kept in regions alone; {advice}.",
-        "parallel_optimizer_comm_recompute": f" = true: parameters are gathered again in regions alone; {advice}.",
-        "recompute_slice_activation": " leaves a value whole where dimension 0 does not divide: here a partition that "
-        "does not divide is an error; give another dim in the rule.",
-    }
-    return [f"{key}{words}" for key, words in notes.items() if flags[key] != _FLAGS[key]]
 
 
 ### Layers by pipeline stage

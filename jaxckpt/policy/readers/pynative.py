@@ -17,12 +17,14 @@ from jaxckpt.policy.readers.cells import (
     LayerNumbers,
     Swap,
     note_precedence,
+    note_selection,
     patterns_of,
+    recomputed,
     rules_of_patterns,
     rules_of_swap,
     swap_entries,
 )
-from jaxckpt.policy.readers.layers import inputs, recomputed
+from jaxckpt.policy.readers.layers import FOUND, regions_of_layers
 from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of
 
 PYNATIVE_KEYS: Mapping[str, Any] = {
@@ -61,14 +63,26 @@ def read_pynative(
     reader.done()
     excluded = dict.fromkeys(recompute.get("exclude_op") or ())
     rules = list(rules_of_patterns(excluded, Save(), reader, key="exclude_op"))
-    rules += (*inputs(Save()), recomputed(full)) if full else ()
+    if full:
+        is_selecting = bool(selected or comm)
+        rules += recomputed(full, Save(), is_overruling_swaps=bool(swaps), is_overruling_rules=is_selecting)
+        reader.understood.append(FOUND)
+    if selected:
+        note_selection("select_module", reader)
     rules += rules_of_patterns(_without_children(selected, reader), Recompute(), reader, key="select_module")
     rules += rules_of_patterns(comm, Recompute(), reader, key="recompute_comm")
     rules += rules_of_swap(swaps, reader)
-    overruled: list[tuple[str, LayerNumbers]] = [("select_module", layers) for layers in selected.values()]
-    overruled += [("recompute_comm", layers) for layers in comm.values()]
-    note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
-    return reader.reading(Policy(name="mindformers-pynative", rules=tuple(dict.fromkeys(rules)), default="save"))
+    overruled: list[tuple[str, LayerNumbers]] = [("select_module", numbers) for numbers in selected.values()]
+    overruled += [("recompute_comm", numbers) for numbers in comm.values()]
+    note_precedence(full, [*overruled, *(("swap", numbers) for _, numbers, _ in swaps)], reader)
+    return reader.reading(
+        Policy(
+            name="mindformers-pynative",
+            rules=tuple(dict.fromkeys(rules)),
+            regions=regions_of_layers(numbers=full) if full else None,
+            default="save",
+        )
+    )
 
 
 def _require_one_stage(document: Mapping[str, Any], pipeline_stages: int | None, reader: ConfigReader) -> None:
@@ -147,10 +161,10 @@ def _swaps(settings: Mapping[str, Any], most: int, reader: ConfigReader) -> list
 def _without_children(selected: Mapping[str, tuple[int, ...]], reader: ConfigReader) -> dict[str, tuple[int, ...]]:
     """The selected modules, each without layers in which its parent module is recomputed."""
     left: dict[str, tuple[int, ...]] = {}
-    for pattern, layers in selected.items():
+    for pattern, numbers in selected.items():
         parents = [parent for parent in selected if pattern.startswith((f"{parent}.", f"{parent}\\."))]
-        covered = {layer for parent in parents for layer in selected[parent]}.intersection(layers)
-        left[pattern] = tuple(layer for layer in layers if layer not in covered)
+        covered = {layer for parent in parents for layer in selected[parent]}.intersection(numbers)
+        left[pattern] = tuple(layer for layer in numbers if layer not in covered)
         if covered:
             reader.understood.append(f"select_module: {pattern!r} lies in a module that is recomputed as a whole.")
     return left

@@ -37,9 +37,11 @@ def read_policy(config: Any, system: str, **settings: Any) -> Reading:
       PolicyError: There is no such system, or the configuration is invalid; all problems are numbered.
 
     Example:
-      >>> print(read_policy('{"activation_checkpointing": {"cpu_checkpointing": false}}', "deepspeed"))
-      Read from deepspeed: policy "deepspeed": (1) boundary = 'input': save; the rest: recompute
+      >>> print(read_policy('{"activation_checkpointing": {}, "train_batch_size": 8}', "deepspeed"))
+      Read from deepspeed: policy "deepspeed": regions of layers: recompute; the rest: save
+      Understood: a layer is a scope whose name differs from others in a number alone ...
       Carried over in full.
+      Of no concern to checkpointing: train_batch_size
     """
     reader = READERS.get(system)
     if reader is None:

@@ -6,18 +6,23 @@ names them all.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from jaxckpt._errors import MissingPackageError, PolicyError
 from jaxckpt._records import Limit, RecordReader, numbered
 from jaxckpt.policy.policy import Policy
 
+if TYPE_CHECKING:
+    from jaxckpt._step import Step
+
 Source = Mapping[str, Any] | str | Path
+_MOST_IGNORED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +34,78 @@ class Reading:
       policy: The policy.
       understood: How settings that can be written in several ways were read, one sentence each.
       not_carried: Settings that the policy does not contain: why, and what to do instead, one sentence each.
+      strategy: The strategy of `jaxckpt.plan` that is the configuration's automatic recomputation; "" for none.
+      ignored: Keys of the configuration that do not concern checkpointing. Readings that differ in these are equal.
 
     Example:
-      >>> print(Reading(system="maxtext", policy=Policy(default="save")))
+      >>> print(Reading(system="maxtext", policy=Policy(default="save"), ignored=("learning_rate",)))
       Read from maxtext: policy "unnamed": the rest: save
       Carried over in full.
+      Of no concern to checkpointing: learning_rate
     """
 
     system: str
     policy: Policy
     understood: tuple[str, ...] = ()
     not_carried: tuple[str, ...] = ()
+    strategy: str = ""
+    ignored: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         lines = [f"Read from {self.system}: {self.policy}", *(f"Understood: {each}" for each in self.understood)]
+        if self.strategy:
+            lines.append(
+                f'Automatic: strategy="{self.strategy}" of jaxckpt.plan; budget_bytes(step, *args) is its budget'
+            )
         lines += [f"Not carried over: {each}" for each in self.not_carried] or ["Carried over in full."]
+        if self.ignored:
+            more = len(self.ignored) - _MOST_IGNORED
+            rest = f" and {more} more, in `ignored`" if more > 0 else ""
+            lines.append(f"Of no concern to checkpointing: {', '.join(self.ignored[:_MOST_IGNORED])}{rest}")
         return "\n".join(lines)
+
+    def budget_bytes(self, step: "Callable[..., Any] | Step", *args: Any, target: str = "h200", **options: Any) -> int:
+        """The budget that the thresholds of automatic recomputation mean for a step, bytes on one device.
+
+        Thresholds say which kernels are recomputed, and not which total they lead to. This is the compiled total of the
+        step with these kernels recomputed: a plan within this budget takes no more memory, and is the fastest one.
+
+        Args:
+          step: As of `jaxckpt.plan`.
+          *args: Its arguments.
+          target: The machine; the step is compiled once.
+          **options: Of `jaxckpt.Planner`.
+
+        Raises:
+          PolicyError: The configuration has no thresholds.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> reading = Reading(system="mindspore", policy=Policy(default="save"), strategy="mindspore:1MiB")
+          >>> step = jax.grad(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w).sum())
+          >>> reading.budget_bytes(step, jnp.eye(4), jnp.ones((2, 4)), target="cpu") > 0
+          True
+        """
+        from jaxckpt.planner import Planner
+        from jaxckpt.solve import solve
+
+        if not self.strategy:
+            raise PolicyError(
+                "Reading.budget_bytes: this configuration has no thresholds of automatic recomputation.",
+                got=str(self.policy),
+                needed="recompute_increment_threshold or recompute_peak_threshold above 0",
+                advice='jaxckpt.plan(step, *args, budget="60%", target=...)',
+                problems=("no thresholds",),
+            )
+        planner = Planner(step, *args, target=target, **options)
+        return int(planner.measure(solve(planner.problem, self.strategy)).footprint.total_bytes)
 
 
 class ConfigReader(RecordReader):
     """Reads settings one by one, and collects problems and the sentences of a `Reading`.
 
-    `needed` is for the message about problems.
+    `needed` is for the message about problems; `calls` are sentences about settings that no policy can express, but a
+    call of a function.
     """
 
     def __init__(self, system: str, *, needed: str):
@@ -59,11 +114,22 @@ class ConfigReader(RecordReader):
         self.needed = needed
         self.understood: list[str] = []
         self.not_carried: list[str] = []
+        self.strategy = ""
+        self.calls: list[str] = []
+        self.ignored: list[str] = []
 
     def reading(self, policy: Policy) -> Reading:
-        """The policy with the collected sentences."""
-        understood, not_carried = tuple(self.understood), tuple(self.not_carried)
-        return Reading(system=self.system, policy=policy, understood=understood, not_carried=not_carried)
+        """The policy with the collected sentences; warns of each setting that is a call here."""
+        for call in self.calls:
+            warnings.warn(f"{self.system}: {call}", stacklevel=4)
+        return Reading(
+            system=self.system,
+            policy=policy,
+            understood=tuple(self.understood),
+            not_carried=(*self.not_carried, *self.calls),
+            strategy=self.strategy,
+            ignored=tuple(self.ignored),
+        )
 
     def wrong(self, problem: str) -> None:
         """Adds a problem."""

@@ -1,21 +1,18 @@
 """Whole layers of the model are recomputed: `jax.checkpoint` around each of them, with one of JAX's policies or none.
 
-Layers are found by their names: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", ...), the
-outermost ones of a model. Without such scopes the layers are the bodies of the forward pass's loops, if there are any:
-`jax.checkpoint` around the body of each scan. For other steps `full` finds blocks by structure.
+Layers are found by their names, else by structure (`jaxckpt.policy.model_layers`). Where neither gives any, the layers
+are the bodies of the forward pass's loops: `jax.checkpoint` around the body of each scan. For other steps `full` finds
+blocks where few bytes cross.
 
 Source: `flax.linen.remat`, `jax.checkpoint` and its policies. Read after `jaxckpt.solve.policy_plan`.
 """
 
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Graph, GraphPlan, Recompute
-from jaxckpt.ir.layers import fold_layers
-from jaxckpt.policy import Policy, Regions, load_policy
-from jaxckpt.policy.rule import outermost
+from jaxckpt.ir import GraphPlan, Recompute
+from jaxckpt.policy import Policy, Regions, layers_of_model, load_policy
 from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
@@ -35,14 +32,13 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     """Saves the inputs of each layer, and inside it what a policy saves.
 
     Raises:
-      PolicyError: No two scopes of the forward pass differ in one number alone, and it has no loops.
+      PolicyError: The forward pass has neither layers nor loops.
     """
-    patterns = layer_patterns(problem.graph)
     policy = load_policy(saved)
     rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
-    if not patterns:
+    if layers_of_model(problem.graph) is None:
         return _solve_bodies(problem, replace(policy, rules=rules))
-    regions = Regions(scope="{" + ",".join(patterns) + "}" if len(patterns) > 1 else patterns[0])
+    regions = Regions(scope="", segment=1)
     return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))
 
 
@@ -53,24 +49,10 @@ def _solve_bodies(problem: Problem, policy: Policy) -> GraphPlan:
     if not inside:
         raise PolicyError(
             "solve(strategy='layers') finds no layers.",
-            got="no two scopes of the forward pass that differ in one number alone, and no loop",
+            got="no two scopes of the forward pass that differ in one number alone, no ops that repeat, and no loop",
             needed='scopes such as "block_0" and "block_1": names of modules, or jax.named_scope around each layer',
             advice='strategy="full", which finds blocks by structure',
         )
     followed = follow(problem, policy)
     decisions = {v: decision for v, decision in followed.decisions.items() if v in inside}
     return problem.plan({**decisions, **problem.required}, (0,), "layers")
-
-
-def layer_patterns(graph: Graph) -> tuple[str, ...]:
-    """Globs on the outermost scopes of the forward pass that differ in one number alone, in order.
-
-    A Linen model of twelve blocks with two experts each has "GPT/block_[0-9]*"; the experts are inside these.
-    """
-    scopes = dict.fromkeys(graph.ops[op].scope for op in graph.forward)
-    around = dict.fromkeys(path for scope in scopes for path in accumulate(scope.split("/"), "{}/{}".format) if path)
-    found: list[str] = []
-    for group in fold_layers(around, scope=str, alike=lambda path: path.count("/")):
-        if len(group.layers) > 1 and not any(outermost(outer, group.items[0]) for outer in found):
-            found.append(group.scope.replace("*", "[0-9]*"))
-    return tuple(found)

@@ -4,10 +4,10 @@ import pytest
 
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Offload, Save
-from jaxckpt.policy import Policy
+from jaxckpt.policy import Policy, Regions
 from jaxckpt.policy.readers import policy_from_maxtext
 from jaxckpt.policy.readers.maxtext import OFFLOADED_TENSORS, POLICIES, SAVED_TENSORS, TENSORS
-from tests.policy.readers.transformer import decided
+from tests.policy.readers.transformer import decided, saved_layers
 
 MINIMAL = {
     "block_0/attn/query:dot_general",
@@ -23,7 +23,8 @@ def of_first_layer(policy: Policy, word: str) -> set[str]:
 
 
 def test_full_keeps_the_inputs_of_layers_alone():
-    assert of_first_layer(policy_from_maxtext("full").policy, "save") == {"block_0/mlp/wo:dot_general"}
+    assert saved_layers(policy_from_maxtext("full").policy) == [0, 1, 2]
+    assert of_first_layer(policy_from_maxtext("full").policy, "save") == set()
     assert policy_from_maxtext() == policy_from_maxtext("full")
 
 
@@ -86,7 +87,13 @@ def test_a_tensor_missing_in_the_model_is_an_error_on_resolution():
     ],
 )
 def test_a_configuration_may_hold_other_keys(config):
-    assert read_policy(config, "maxtext") == policy_from_maxtext(remat_policy="custom", context="device")
+    reading = read_policy(config, "maxtext")
+    assert reading == policy_from_maxtext(remat_policy="custom", context="device")
+    assert len(reading.ignored) == 2 and reading.ignored[0] in str(reading)
+
+
+def test_layers_may_be_named():
+    assert policy_from_maxtext("full", scope="*/layers_*").policy.regions == Regions(scope="*/layers_*", segment=1)
 
 
 def test_a_file_is_read(tmp_path):

@@ -1,12 +1,14 @@
 """Megatron's flags, read as a policy."""
 
+import json
+
 import pytest
 
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Offload, Partition
 from jaxckpt.policy import Match, Policy, Regions
 from jaxckpt.policy.readers import policy_from_megatron
-from tests.policy.readers.transformer import LAYERS, decided, recomputed_layers
+from tests.policy.readers.transformer import decided, recomputed_layers, saved_layers
 
 FULL = "--recompute-granularity full --recompute-method"
 
@@ -18,14 +20,12 @@ def test_no_flags_keep_everything():
 
 def test_full_uniform_keeps_the_input_of_each_segment():
     policy = policy_from_megatron(f"{FULL} uniform --recompute-num-layers 2 --num-layers 4").policy
-    found = decided(policy)
-    saved = [layer for layer in range(LAYERS) if found[f"block_{layer}/mlp/wo:dot_general"] == "save"]
-    assert saved == [1, 3] and recomputed_layers(policy) == [0, 1, 2, 3]
+    assert saved_layers(policy) == [1] and recomputed_layers(policy) == [0, 1, 2, 3]
 
 
 def test_full_uniform_by_one_needs_no_number_of_layers():
     reading = policy_from_megatron(f"{FULL} uniform --recompute-num-layers 1", layer_scope="*/block_*")
-    assert reading.policy.regions == Regions(scope="*/block_*") and not reading.not_carried
+    assert reading.policy.regions == Regions(scope="*/block_*", segment=1) and not reading.not_carried
     assert recomputed_layers(reading.policy) == [0, 1, 2, 3]
 
 
@@ -102,7 +102,7 @@ def test_names_and_values_say_the_same_as_a_command_line():
         ("--recompute-granularity half", "should be one of full, selective"),
         ("--recompute-granularity full", "needs --recompute-method"),
         (f"{FULL} uniform", "needs --recompute-num-layers"),
-        (f"{FULL} uniform --recompute-num-layers 2", "--num-layers is needed"),
+        (f"{FULL} block --recompute-num-layers 2 --pipeline-model-parallel-size 2", "--num-layers is needed"),
         (f"{FULL} block --recompute-num-layers 5 --num-layers 4", "more than the 4 layers"),
         (f"{FULL} block --recompute-num-layers 1 --num-layers 4 --pipeline-model-parallel-size 3", "does not divide"),
         ("--recompute-granularity selective --recompute-method block", "is for --recompute-granularity full"),
@@ -134,5 +134,46 @@ def test_what_is_no_matter_of_residuals_is_said():
 
 
 def test_inputs_are_matched_by_their_boundary():
-    policy = policy_from_megatron(f"{FULL} block --recompute-num-layers 1").policy
-    assert policy.rules[0].match == Match(boundary="input")
+    flags = f"{FULL} block --recompute-num-layers 1 --distribute-saved-activations --tensor-model-parallel-size 2"
+    policy = policy_from_megatron(flags).policy
+    assert policy.rules[0].match == Match(boundary="input", dtype="*float*")
+
+
+WHOLE = """
+language_model:
+  num_layers: 4
+  recompute_granularity: full
+  recompute_method: uniform
+  recompute_num_layers: 2
+  bf16: true
+model_parallel:
+  tensor_model_parallel_size: 2
+train_iters: 10
+"""
+
+
+def test_a_whole_configuration_is_read_from_yaml_json_a_file_or_a_script(tmp_path):
+    reading = policy_from_megatron(WHOLE)
+    assert reading.policy.regions == Regions(scope="", segment=2)
+    assert reading.ignored == ("bf16", "train_iters")
+    table = {"num_layers": 4, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
+    assert policy_from_megatron(json.dumps({"model": table, "trainer": {"devices": 8}, "note": "x" * 5000})) == reading
+    files = {
+        "run.yaml": WHOLE,
+        "args.txt": f"{FULL} uniform \\\n  --recompute-num-layers 2 \\\n  --num-layers 4 --bf16",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        assert policy_from_megatron(tmp_path / name) == policy_from_megatron(str(tmp_path / name)) == reading
+    assert policy_from_megatron(tmp_path / "args.txt").ignored == ("bf16",)
+
+
+def test_a_setting_in_two_tables_is_an_error():
+    with pytest.raises(PolicyError, match="recompute_method occurs in two tables"):
+        policy_from_megatron({"a": {"recompute_method": "block"}, "b": {"recompute_method": "uniform"}})
+
+
+def test_an_unknown_flag_about_offloading_that_resembles_none_is_named():
+    reading = policy_from_megatron("--rl-offload-kv-cache-during-training --bf16")
+    assert reading.not_carried == ("--rl-offload-kv-cache-during-training is not known here.",)
+    assert reading.ignored == ("bf16",)

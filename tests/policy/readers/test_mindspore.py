@@ -2,8 +2,11 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxckpt
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Offload, Partition, Recompute, Save
 from jaxckpt.policy import Match, Policy, Regions
@@ -20,10 +23,14 @@ def read(config, **settings):
 
 
 def test_a_cell_is_a_region_whose_switches_are_carried_over():
-    assert read({}).policy.regions == Regions() and read({}).policy.default == "save"
+    assert read({}).policy.regions == Regions(scope="", segment=1) and read({}).policy.default == "save"
     keys = {"mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True, "output_recompute": True}
     assert read(keys, scope="*/block_*").policy.regions == Regions(
-        scope="*/block_*", recompute_collectives=False, recompute_gathered_parameters=True, output_recompute=True
+        scope="*/block_*",
+        segment=1,
+        recompute_collectives=False,
+        recompute_gathered_parameters=True,
+        output_recompute=True,
     )
 
 
@@ -35,7 +42,7 @@ def test_a_cell_keeps_what_it_reads_and_recomputes_what_is_in_it():
 def test_sliced_activations_are_cut_in_the_first_dimension():
     reading = read({"recompute_slice_activation": True}, model_axis="tp")
     assert reading.policy.rules[0].decision == Partition(axis="tp", dim=0)
-    assert "does not divide" in reading.not_carried[0]
+    assert "does not divide" in reading.not_carried[0] and "takes more memory" in reading.not_carried[0]
 
 
 def test_an_unknown_keyword_is_an_error():
@@ -130,13 +137,85 @@ def test_swapped_operators_stand_before_swapped_layers():
     assert read({"swap_config": {"swap": False, "layer_swap": [{"layers": [0]}]}}).policy.rules == ()
 
 
-def test_collectives_are_saved_in_regions_or_noted():
-    keys = {"recompute": True, "mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True}
-    assert len(read(keys).not_carried) == 2
-    reading = read(keys, scope="*/block_*")
+@pytest.mark.parametrize(("recompute", "layers"), [(True, None), ([1, 2], "0,2-3")])
+@pytest.mark.parametrize("scope", ["*", "*/block_*"])
+def test_collectives_are_saved_in_regions(recompute, layers, scope):
+    keys = {"recompute": recompute, "mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True}
+    reading = read(keys, scope=scope)
     assert reading.not_carried == () and reading.policy.regions == Regions(
-        scope="*/block_*", recompute_collectives=False, recompute_gathered_parameters=True
+        scope="" if scope == "*" else scope,
+        segment=1,
+        layers=layers,
+        recompute_collectives=False,
+        recompute_gathered_parameters=True,
     )
+
+
+def test_layers_that_the_model_does_not_have_are_an_error():
+    with pytest.raises(PolicyError, match=r"layers 4-5 of its regions are not there: 4 layers: scopes net/block_"):
+        recomputed_layers(read({"recompute": [3, 3]}, num_layers=6).policy)
+
+
+def test_a_selection_says_that_it_may_take_more():
+    assert "which may be more than their results" in read({"select_recompute": ["mlp"]}).understood[-1]
+    assert "which may be more than their results" not in " ".join(read({"recompute": True}).understood)
+
+
+### Thresholds of automatic recomputation
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"recompute_increment_threshold": 1000, "recompute_peak_threshold": 2000},
+        {"graph_kernel_flags": "--recompute_increment_threshold=1000 --recompute_peak_threshold=2000 --opt_level=3"},
+        {"context": {"graph_kernel_flags": "--recompute_peak_threshold=2000 --recompute_increment_threshold=1000"}},
+        "context:\n  graph_kernel_flags: '--recompute_increment_threshold=1000 --recompute_peak_threshold=2000'\n",
+    ],
+    ids=str,
+)
+def test_thresholds_are_a_strategy(config):
+    reading = policy_from_mindspore(config)
+    assert reading.strategy == "mindspore:1000,2000" and reading.policy == Policy(
+        name="mindspore-automatic", default="save"
+    )
+    assert "budget_bytes(step, *args)" in str(reading)
+
+
+def test_thresholds_stand_beside_a_policy_and_thresholds_of_zero_are_none():
+    flags = {"graph_kernel_flags": "--recompute_increment_threshold=4096"}
+    reading = read({"context": flags, "recompute_config": {"recompute": [1, 2]}, "seed": 0})
+    assert reading.strategy == "mindspore:4096,0" and reading.policy.regions.layers == "0,2-3"
+    assert reading.ignored == ("context", "seed")
+    assert read({"recompute": True, "recompute_increment_threshold": 0}).strategy == ""
+    with pytest.raises(PolicyError, match="no thresholds of automatic recomputation"):
+        read({"recompute": True}).budget_bytes(lambda x: x, 1.0)
+    with pytest.raises(PolicyError, match="should be a whole number"):
+        read({"recompute_increment_threshold": -1})
+
+
+def test_the_budget_of_thresholds_is_the_total_that_they_lead_to():
+    """What the planner finds within it takes no more memory, and no more time by its own estimate."""
+    square = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for weight in weights:
+                y = (y @ weight) * jnp.sin(y @ weight)
+            return (y**2).sum()
+
+        return jax.grad(loss)(weights)
+
+    arguments = [square] * 4, jax.ShapeDtypeStruct((4096, 128), jnp.float32)
+    reading = policy_from_mindspore({"recompute_increment_threshold": 2**20})
+    planner = jaxckpt.Planner(step, *arguments, target="h200")
+    budget_bytes = reading.budget_bytes(step, *arguments, target="h200")
+    assert budget_bytes == planner.plan(budget=2**33, strategy=reading.strategy).footprint.total_bytes
+    assert budget_bytes < planner.unplanned.total_bytes
+    assert planner.plan(budget=budget_bytes).footprint.total_bytes <= budget_bytes
+    above = policy_from_mindspore({"recompute_increment_threshold": 2**30})
+    assert above.budget_bytes(step, *arguments, target="h200") == planner.unplanned.total_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""Twelve steps of the battery, shallow: a plan at the total of `jax.checkpoint` around each block is never slower."""
+
+import jax
+import pytest
+
+import jaxckpt
+from benchmarks.strangers import SMALL, STRANGERS
+from benchmarks.strangers.findings import SLOWER
+from benchmarks.strangers.questions import LOWERS, TARGET
+from benchmarks.strangers.rules import POLICIES, checkpointed
+from jaxckpt import Planner
+
+pytestmark = [
+    pytest.mark.usefixtures("h200"),
+    pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the battery is for the newest jax: one end is enough"),
+]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_plan_is_worse_than_jax_checkpoint_around_each_block(name):
+    stranger = STRANGERS[name]
+    written = jaxckpt.footprint(stranger.shallow(), target=TARGET)
+    by_rule = jaxckpt.footprint(stranger.shallow(checkpointed(POLICIES["nothing_saveable"])), target=TARGET)
+    planner = Planner(stranger.shallow(), target=TARGET)
+    if by_rule.total_bytes < LOWERS * written.total_bytes:
+        plan = planner.plan(budget=by_rule.total_bytes)
+        assert plan.footprint.total_bytes <= by_rule.total_bytes
+        assert plan.footprint.step_s <= (1 + SLOWER) * by_rule.step_s
+    else:  # the rule lowers nothing; half of what full recomputation saves, and the step is not slower than with that
+        fully = planner.plan(budget=written.total_bytes, strategy="full").footprint
+        plan = planner.plan(budget=(fully.total_bytes + written.total_bytes) // 2)
+        assert plan.footprint.step_s <= (1 + SLOWER) * fully.step_s
