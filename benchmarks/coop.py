@@ -6,14 +6,15 @@
     python -m benchmarks.coop --frozen unet           # what the rules do as plans, beside the optimum
     python -m benchmarks.coop --basis kernels --target benchmarks/a100-float32.toml
     python -m benchmarks.coop --ablations             # Coop without each of its parts
+    python -m benchmarks.coop --densities             # how much dearer a byte of a product is than one of other ops
 
 Networks are traced at their real sizes and never run; three training steps are simulated, parameters and all in one
 memory, with seconds of one H200. Basis "kernels" is the step as it compiles; the static optimum stands there. Basis
 "eager" is every op of JAX a kernel. GPT-3 is trained without momentum: with two moments for each of its 6.6 billion
 parameters these would be 69% of the memory, and no rule could do anything below that.
 
-Prints the tables and keeps the rows as `results/coop-eager`, `results/coop-kernels`, `results/coop-plans` and
-`results/coop-ablations`; with another target its name comes last, as in `results/coop-kernels-a100-float32`, and there
+Prints the tables and keeps the rows as `results/coop-eager`, `results/coop-kernels`, `results/coop-plans`,
+`results/coop-ablations` and `results/coop-densities`; with another target its name comes last, as in `results/coop-kernels-a100-float32`, and there
 is no optimum.
 """
 
@@ -68,11 +69,22 @@ ABLATIONS = {
 """Coop without op-guided allocation, without recomputable in-place updates, and without its search."""
 
 
-def ablated(name: str) -> dict[str, Any]:
-    """Coop without each of its parts on one network."""
+def program_of(name: str, target: Target | str = TARGET) -> Program:
+    """Three training steps of a network, as kernels."""
     made = MODELS[name].step(**OTHERWISE.get(name, {}))
     step = Step.of(made.step, made.args, donate_argnums=made.donate_argnums, static_argnums=())
-    return ablation_rows(trained_step(step, TrainingOptions(target=TARGET))[2])
+    return trained_step(step, TrainingOptions(target=target))[2]
+
+
+def cost_density(program: Program) -> float:
+    """Seconds for a byte written by products, over those of all other kernels; kernels that write over 1 MiB count."""
+    price, written = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    for call in program.calls:
+        size_bytes = sum(program.tensors[t].size_bytes for t in call.writes)
+        if size_bytes > 2**20:
+            price[call.dense] += call.price
+            written[call.dense] += size_bytes
+    return price[True] / written[True] / (price[False] / written[False])
 
 
 def ablation_rows(program: Program) -> dict[str, Any]:
@@ -85,6 +97,11 @@ def ablation_rows(program: Program) -> dict[str, Any]:
     return found
 
 
+def target_of(name: str) -> Target:
+    """A target by its name, or by the path of a file that describes one."""
+    return Target.from_facts(name) if name.endswith(".toml") else Target(name)
+
+
 def measured(name: str, basis: str, target: str, optimum: bool, frozen: bool) -> tuple[Evictions, float]:
     """One network, and the seconds that it took."""
     begin = time.perf_counter()
@@ -95,7 +112,7 @@ def measured(name: str, basis: str, target: str, optimum: bool, frozen: bool) ->
         evictors=RULES,
         ratios=RATIOS,
         basis=basis,
-        target=Target.from_facts(target) if target.endswith(".toml") else target,
+        target=target_of(target),
         optimum=optimum,
         frozen=frozen,
         limit=LIMIT,
@@ -111,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rules", action="store_true", help="the rules again; the optimum's rows are kept as they are")
     parser.add_argument("--frozen", action="store_true", help="what the rules do as plans, too: minutes a network")
     parser.add_argument("--target", default=TARGET, help="a target, or a file that describes one")
+    parser.add_argument("--densities", action="store_true", help="the cost density of products on the target")
     parser.add_argument("--ablations", action="store_true", help="Coop without each of its parts")
     chosen = parser.parse_args()
     bases = ("eager", "kernels") if chosen.basis == "both" else (chosen.basis,)
