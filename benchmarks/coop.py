@@ -14,8 +14,8 @@ memory, with seconds of one H200. Basis "kernels" is the step as it compiles; th
 parameters these would be 69% of the memory, and no rule could do anything below that.
 
 Prints the tables and keeps the rows as `results/coop-eager`, `results/coop-kernels`, `results/coop-plans`,
-`results/coop-ablations` and `results/coop-densities`; with another target its name comes last, as in `results/coop-kernels-a100-float32`, and there
-is no optimum.
+`results/coop-ablations` and `results/coop-densities`. With another target its name comes last, as in
+`results/coop-kernels-a100-float32`, and there is no optimum.
 """
 
 import argparse
@@ -135,9 +135,13 @@ def main() -> None:
     bases = ("kernels",) if chosen.frozen else bases
     os.environ["JAX_PLATFORMS"] = "cpu"
     if chosen.ablations:
-        keep(
-            "coop-ablations", {"ratios": ABLATED_RATIOS, "networks": {name: ablated(name) for name in chosen.networks}}
-        )
+        rows = {name: ablation_rows(program_of(name)) for name in chosen.networks}
+        keep("coop-ablations", {"ratios": ABLATED_RATIOS, "networks": rows})
+        return
+    target = target_of(chosen.target)
+    if chosen.densities:
+        densities = {name: cost_density(program_of(name, target)) for name in chosen.networks}
+        keep("coop-densities", {"targets": {**read("coop-densities")["targets"], target.facts.description: densities}})
         return
     suffix = "" if chosen.target == TARGET else f"-{Path(chosen.target).stem}"
     for basis in bases:
