@@ -7,7 +7,7 @@ The notebook draws its pictures with the functions of this file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def networks_table(data: Mapping[str, Any]) -> str:
         rows = network["rows"]
         least = ", ".join(_share(smallest(network, each)) for each in (*RULES, OPTIMUM))
         half = ", ".join(_at(rows, each, 0.5) for each in (*RULES, "coop_by_byte", OPTIMUM))
-        worst = ", ".join(f"{100 * max(r['free_share'] for r in rows if r['evictor'] == each):.0f}%" for each in RULES)
+        worst = ", ".join(_worst(rows, each) for each in RULES)
         whole = format_bytes(network["whole_bytes"])
         lines.append(f"| {_NAMES.get(name, name)} | {whole} | {least} | {half} | {worst} |")
     made = data["made_with"]
@@ -156,6 +156,10 @@ def networks_table(data: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _worst(rows: Sequence[Row], name: str) -> str:
+    return f"{100 * max(row['free_share'] for row in rows if row['evictor'] == name):.0f}%"
+
+
 def _share(found: float | None) -> str:
     return "none" if found is None else f"{found:g}"
 
@@ -163,6 +167,79 @@ def _share(found: float | None) -> str:
 def _at(rows: Sequence[Row], name: str, ratio: float) -> str:
     (row,) = (r for r in rows if r["evictor"] == name and r["ratio"] == ratio)
     return f"{row['overhead']:.3f}" if row["ok"] else "stops"
+
+
+BASES = {
+    "coop-kernels": "kernels, H200",
+    "coop-kernels-a100-float32": "kernels, A100 in float32",
+    "coop-eager": "every op, H200",
+}
+"""Results of `benchmarks.coop` in which Coop is counted against DTR and DTE."""
+
+
+def ahead(network: Mapping[str, Any], *, slack: float = 1e-9) -> tuple[int, int]:
+    """At how many shares Coop completes and costs at most what DTR and DTE do, of those where one of the three does."""
+    costs = {
+        rule: {r["ratio"]: r["overhead"] for r in network["rows"] if r["evictor"] == rule and r["ok"]} for rule in RULES
+    }
+    shares = set().union(*costs.values())
+    best = [
+        share
+        for share in shares
+        if all(costs["coop"].get(share, inf) <= costs[r].get(share, inf) + slack for r in RULES)
+    ]
+    return len([share for share in best if share in costs["coop"]]), len(shares)
+
+
+def bases_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row a network: what `ahead` counts, and the worst fragmentation, on each basis."""
+    lines = [
+        "| network | " + " | ".join(f"{BASES[name]}: Coop ahead; fragmentation" for name in results) + " |",
+        "|---|" + "---:|" * len(results),
+    ]
+    for network in next(iter(results.values()))["networks"]:
+        cells = []
+        for data in results.values():
+            found = data["networks"][network]
+            worst = ", ".join(_worst(found["rows"], rule) for rule in RULES)
+            cells.append("{} of {}; ".format(*ahead(found)) + worst)
+        lines.append(f"| {_NAMES.get(network, network)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def logs_table(data: Mapping[str, Any]) -> str:
+    """A row a log of DTR."""
+    lines = [
+        "| log | memory without a budget | smallest share: DTR, DTE, Coop | time at half: DTR, DTE, Coop, by byte |"
+        " worst fragmentation: DTR, DTE, Coop |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    half = data["ratios"].index(0.5)
+    for name, log in data["logs"].items():
+        rules = log["memories"]
+        least = ", ".join(f"{rules[rule]['least_ratio']:.3f}" for rule in RULES)
+        times = [rules[rule]["overhead"][half] for rule in (*RULES, "coop_by_byte")]
+        at_half = ", ".join("stops" if isinstance(time, str) else f"{time:.3f}" for time in times)
+        worst = ", ".join(f"{100 * max(rules[rule]['free_share']):.0f}%" for rule in RULES)
+        lines.append(f"| {name} | {format_bytes(log['whole_bytes'])} | {least} | {at_half} | {worst} |")
+    return "\n".join([*lines, ""])
+
+
+def ablations_table(data: Mapping[str, Any]) -> str:
+    """A row a network: mean time and fragmentation of Coop and without each of its parts, and where that completes."""
+    parts = list(next(iter(data["networks"].values())))
+    lines = [f"| network | {' | '.join(parts)} |", "|---|" + "---:|" * len(parts)]
+    for name, rows in data["networks"].items():
+        lines.append(f"| {_NAMES.get(name, name)} | {' | '.join(map(_ablation, rows.values()))} |")
+    return "\n".join([*lines, ""])
+
+
+def _ablation(runs: Sequence[Row]) -> str:
+    completed = [run for run in runs if run["ok"]]
+    if not completed:
+        return "stops"
+    overhead, free = (sum(run[field] for run in completed) / len(completed) for field in ("overhead", "free_share"))
+    return f"{overhead:.3f}, {100 * free:.0f}%" + f" ({len(completed)} of {len(runs)})" * (len(completed) < len(runs))
 
 
 def eager_table(data: Mapping[str, Any]) -> str:
@@ -196,7 +273,14 @@ def main() -> None:
     for name, draw in drawn.items():
         save(draw(data), PICTURES / f"{name}.svg")
     save(search_sizes(speed), PICTURES / "search-sizes.svg")
-    write(PAGE, {"networks": networks_table(data), "eager": eager_table(read("eager"))})
+    tables = {
+        "networks": networks_table(data),
+        "bases": bases_table({name: read(name) for name in BASES}),
+        "ablations": ablations_table(read("coop-ablations")),
+        "logs": logs_table(read("dtr-logs")),
+        "eager": eager_table(read("eager")),
+    }
+    write(PAGE, tables)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -7,8 +7,8 @@ are neighbours. All three run here on one engine over any step's graph.
 Read in this order: `program` (what is run), `from_graph` (one training step or several), `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `union_find`, `score`, `search`, `eviction`, `engine`
 (the loops), `simulation` (what is said of a run), `simulator`, `addresses` (where everything lay), `online` (call by
-call), `strategies` (a simulation as a plan). The subpackage `eager` runs a step on real arrays, `compare` puts evictors
-beside each other. Every module is loaded when one of its names is first used.
+call), `megengine` (the settings of DTE), `strategies` (a simulation as a plan). The subpackage `eager` runs a step on
+real arrays, `compare` puts evictors beside each other. Every module is loaded when one of its names is first used.
 """
 
 from importlib import import_module
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         read_log as read_log,
         write_log as write_log,
     )
+    from jaxckpt.dynamic.megengine import megengine_dtr as megengine_dtr, megengine_dtr_config as megengine_dtr_config
     from jaxckpt.dynamic.memory import (
         MEMORIES as MEMORIES,
         Dealloc as Dealloc,
@@ -86,7 +87,12 @@ if TYPE_CHECKING:
         Simulation as Simulation,
         Status as Status,
     )
-    from jaxckpt.dynamic.simulator import RunOptions as RunOptions, live_bytes as live_bytes, simulate as simulate
+    from jaxckpt.dynamic.simulator import (
+        RunOptions as RunOptions,
+        live_bytes as live_bytes,
+        min_budget as min_budget,
+        simulate as simulate,
+    )
     from jaxckpt.dynamic.state import Task as Task
 
 _NAMES = {
@@ -98,12 +104,13 @@ _NAMES = {
     "from_graph": "eager_seconds program_from_graph",
     "kernel_program": "program_of_kernels training_of_kernels",
     "log": "log_from_program program_from_log read_log write_log",
+    "megengine": "megengine_dtr megengine_dtr_config",
     "memory": "MEMORIES Dealloc Fit Memory Mode",
     "online": "Online",
     "pool": "Pool PoolError",
     "program": "Call Program ProgramError Tensor unit_chain",
     "simulation": "Event EventKind Simulation Status",
-    "simulator": "RunOptions live_bytes simulate",
+    "simulator": "RunOptions live_bytes min_budget simulate",
     "state": "Task",
 }
 """The public names of each module, which is loaded when one of them is first used; type checkers read the imports."""

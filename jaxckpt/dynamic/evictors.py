@@ -6,7 +6,8 @@ words are in `score` (costs, sizes) and `search` (how the least is found).
 
 Sources: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021 (`dtr`, `dtr_eq`, `local`, `msps`, `lru`, `size`,
 `random` and the ablation grid); Hu et al., MegTaiChi, ICS 2022 (`dte`, `dte_static`); Zhang et al., Coop, NeurIPS 2023
-(`coop`). `coop_by_byte` is ours: Coop's windows, the cheapest by the byte that it frees, over DTR's classes.
+(`coop`, and `dtr_oneflow` and `dte_oneflow`, with which its authors compare it: Coop's costs, over the sizes of DTR and
+of DTE). `coop_by_byte` is ours: Coop's windows, the cheapest by the byte that it frees, over DTR's classes.
 """
 
 import enum
@@ -17,6 +18,10 @@ from jaxckpt._errors import JaxckptError
 
 class UnknownEvictorError(JaxckptError, LookupError):
     """An `evictor=` that names no rule."""
+
+
+DTE_CLOCK_BYTES = 1e8
+"""DTE's clock goes on by one for so many bytes that calls read and write."""
 
 
 class Cost(enum.IntEnum):
@@ -35,7 +40,7 @@ class Cost(enum.IntEnum):
     NEIGHBOURS = 5
     """Each evicted neighbour at its own cost or its class's, whichever is more; two of a class count twice."""
     REGENERATION = 6
-    """DTE's static planner: times that it runs again, times what each takes; needs the whole graph."""
+    """DTE's static planner: times that it runs again and what each takes, times bytes; needs the entire graph."""
 
 
 class Size(enum.IntEnum):
@@ -86,8 +91,11 @@ class Evictor:
       search: Where the least is looked for.
       repeated: Factor for every time that the value was recomputed already.
       nudge: Added to cost and staleness, so that neither is 0.
-      by_bytes: Calls are priced at the bytes that they move, whatever the program says.
+      by_bytes: Calls are priced at the bytes that they move, whatever the program says; staleness is in units of
+        `DTE_CLOCK_BYTES`, of which `nudge` is a thousandth.
       least_bytes: Smaller storages are never evicted, except when released.
+      time_exponent: Of the time in `Cost.REGENERATION`; DTE's `recomp_time_factor`.
+      memory_exponent: Of the bytes in `Cost.REGENERATION`; DTE's `recomp_memory_factor`.
 
     Example:
       >>> evictor("dtr").cost.name, evictor("coop").search.name, len(ablations())
@@ -104,6 +112,8 @@ class Evictor:
     nudge: float = 0.0
     by_bytes: bool = False
     least_bytes: int = 0
+    time_exponent: float = 1.0
+    memory_exponent: float = 1.0
 
 
 _DTE = Evictor(name="dte", cost=Cost.NEIGHBOURS, own=False, size=Size.RUN, repeated=1.0001, nudge=1e-3, by_bytes=True)
@@ -119,6 +129,8 @@ EVICTORS = {
         Evictor(name="dtr_eq", cost=Cost.CLASSES),
         _DTE,
         Evictor(name="dte_static", cost=Cost.REGENERATION, staleness=Staleness.FUTURE, by_bytes=True),
+        Evictor(name="dtr_oneflow", cost=Cost.NEIGHBOURS),
+        Evictor(name="dte_oneflow", cost=Cost.NEIGHBOURS, size=Size.RUN),
         Evictor(name="coop", cost=Cost.NEIGHBOURS, size=Size.ONE, search=Search.WINDOW),
         Evictor(name="coop_by_byte", cost=Cost.CLASSES, size=Size.BYTES, search=Search.WINDOW),
     )

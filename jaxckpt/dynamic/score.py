@@ -8,7 +8,6 @@ neighbourhood again when something in it came or went, `REGENERATION` prices all
 """
 
 from math import inf
-from typing import Any
 
 from jaxckpt.dynamic.compiled import compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size, Staleness
@@ -45,7 +44,7 @@ def cost(m: Machine, s: int) -> float:
     if now.cost == EXACT or now.cost == ANCESTORS:
         return own + neighbourhood(m, s)
     if now.cost == REGENERATION:
-        return m.regen[0, s] * m.regen[1, s] * m.regen[2, s]
+        return (m.regen[0, s] * m.regen[1, s]) ** now.time_exponent * m.regen[2, s] ** now.memory_exponent
     return 1.0
 
 
@@ -67,7 +66,7 @@ def staleness(m: Machine, s: int) -> float:
     """How little a value is needed."""
     now = m.now[0]
     if now.staleness == PAST:
-        return now.clock - m.storages[s].last
+        return (now.clock - m.storages[s].last) / now.clock_unit
     if now.staleness == FUTURE:
         return next_use(m, s)
     return 1.0
@@ -159,28 +158,23 @@ def mark_dirty(m: Machine, s: int) -> None:
 def regenerate(m: Machine) -> None:
     """Prices all storages for DTE's planner: how often each would run again, how long and in how many bytes.
 
-    F = 1 + F of evicted values computed from it that are read again; B = its own time + B of evicted operands; its
-    bytes + those of evicted operands. Storages are numbered in the order of their first call.
+    F = 1 + F of what is computed from it and not in memory: evicted, freed, or, as the planner has the entire graph,
+    not made so far; B = its own time + B of operands that are not in memory; its bytes + those of such operands.
+    Storages are numbered in the order of their first call.
     """
     st = m.storages
     for s in range(len(st)):
         time, size = st[s].cost, float(st[s].bytes)
         for i in range(st[s].up, st[s].up + st[s].ups):
             other = m.near[i]
-            if other < s and is_evicted(st[other]):
+            if other < s and not st[other].material:
                 time += m.regen[1, other]
                 size += m.regen[2, other]
         m.regen[1, s], m.regen[2, s] = time, size
     for s in range(len(st) - 1, -1, -1):
         runs = 1.0
-        for i in range(st[s].down, st[s].down + st[s].downs):
+        for i in range(st[s].down, st[s].down + st[s].all_downs):
             other = m.near[i]
-            if other > s and is_evicted(st[other]) and st[other].refs > 0:
+            if other > s and not st[other].material:
                 runs += m.regen[0, other]
         m.regen[0, s] = runs
-
-
-@compiled
-def is_evicted(storage: Any) -> bool:
-    """True if a storage is evicted and may be recomputed."""
-    return not storage.material and not storage.gone

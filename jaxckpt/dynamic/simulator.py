@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from multiprocessing import get_context
 from typing import Any, TypedDict, Unpack, overload
 
@@ -133,6 +134,64 @@ def live_bytes(program: Program) -> int:
       16
     """
     return _one(layout(program), _PLAIN).peak_bytes
+
+
+def min_budget(
+    what: Graph | Program,
+    *,
+    unit_bytes: int | None = None,
+    options: RunOptions = AS_PUBLISHED,
+    **keywords: Unpack[RunKeywords],
+) -> int:
+    """A least budget under which a program completes, by bisection.
+
+    A budget suffices if the program comes to its end, is not given up at `limit` before, and keeps within the budget.
+    The bisection ends between a budget that suffices and one that is smaller by one unit and does not. Evictors are
+    heuristics: a smaller budget may suffice where that one does not, and a larger one may fail.
+
+    Args:
+      what: A program, or a traced step, as for `simulate`.
+      unit_bytes: The unit of budgets; by default the greatest common divisor of all sizes.
+      options: The rule, its memory, and when a run is given up.
+      **keywords: Fields of `options`, before which they go.
+
+    Returns:
+      Bytes of all that is in memory, constants with it; a multiple of the unit.
+
+    Raises:
+      BudgetError: The unit is below one byte.
+      UnknownEvictorError: There is no such rule.
+
+    Example:
+      >>> from jaxckpt.dynamic import min_budget, unit_chain
+      >>> min_budget(unit_chain(16), evictor="dtr"), min_budget(unit_chain(16), evictor="lru", limit=1)
+      (3, 6)
+
+    Complexity: a simulation for each bit of the budget, counted in units.
+    """
+    options = replace(options, **keywords)
+    program = program_from_graph(what) if isinstance(what, Graph) else what
+    program = program.priced_by_bytes() if options.rule.by_bytes else program
+    parts, task = layout(program), task_of(program, None, options)
+    alignment = task.memory.alignment
+    sizes = (-(-tensor.size_bytes // alignment) * alignment for tensor in program.tensors)
+    unit = (gcd(*sizes) or 1) if unit_bytes is None else budget_bytes(unit_bytes)
+    # Invariant: `low` units do not suffice, `high` do.
+    low, high = 0, 1
+    while not _suffices(parts, replace(task, budget=high * unit)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _suffices(parts, replace(task, budget=middle * unit)):
+            high = middle
+        else:
+            low = middle
+    return high * unit
+
+
+def _suffices(parts: Mapping[str, Any], task: Task) -> bool:
+    found = _one(parts, task)
+    return found.ok and found.peak_bytes <= (task.budget or 0)
 
 
 _PLAIN = Task(budget=None, rule=Evictor(name="none", cost=Cost.LOCAL), memory=Memory())

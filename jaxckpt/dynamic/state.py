@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxckpt.dynamic.evictors import Evictor
+from jaxckpt.dynamic.evictors import DTE_CLOCK_BYTES, Evictor
 from jaxckpt.dynamic.memory import Fit, Memory, Mode
 from jaxckpt.dynamic.pool import Blocks, make_blocks, records
 from jaxckpt.dynamic.program import Constant, Get, Keep, Note, Program, Release, RunCall
@@ -87,6 +87,7 @@ COUNTERS = (
 NOW = np.dtype(
     [
         *((name, "f8") for name in ("clock", "limit", "free_share", "largest_free_share", "penalty", "nudge")),
+        *((name, "f8") for name in ("clock_unit", "time_exponent", "memory_exponent")),
         *((name, "f8" if name.endswith("price") else "i8") for name in COUNTERS),
         *((name, "i8") for name in ("budget", "memory", "stamp", "walk", "issued", "step", "evictable")),
         *((name, "i8") for name in ("runs", "search_ns", "status", "needed", "failed", "seed", "groups", "events")),
@@ -274,6 +275,9 @@ def _now(task: Task, budget: int, *, small: int) -> Any:
         "most": task.most,
         "penalty": rule.repeated,
         "nudge": rule.nudge,
+        "clock_unit": DTE_CLOCK_BYTES if rule.by_bytes else 1.0,
+        "time_exponent": rule.time_exponent,
+        "memory_exponent": rule.memory_exponent,
         "budget": budget,
         "seed": task.seed + 1,
         "mode": memory.mode,

@@ -2,7 +2,19 @@
 
 import numpy as np
 
-from benchmarks.coop_pictures import eager_table, fragmentations, held, networks_table, overheads, searches, smallest
+from benchmarks.coop_pictures import (
+    ablations_table,
+    ahead,
+    bases_table,
+    eager_table,
+    fragmentations,
+    held,
+    logs_table,
+    networks_table,
+    overheads,
+    searches,
+    smallest,
+)
 
 RATIOS = (0.4, 0.5, 0.6)
 
@@ -32,6 +44,30 @@ def test_the_smallest_share_is_above_the_last_failure():
 def test_coop_is_held_against_others_where_those_end():
     assert held(NETWORKS["net0"], "dtr") == (1, 2)
     assert held(NETWORKS["net0"], "dte") == (2, 2)
+
+
+def test_coop_is_ahead_where_it_completes_at_the_least_time_and_a_stop_is_never_less():
+    assert ahead(NETWORKS["net0"]) == (2, 3)
+    lines = bases_table({"coop-kernels": DATA, "coop-eager": DATA}).splitlines()
+    assert lines[0].startswith("| network | kernels, H200: Coop ahead; fragmentation | every op, H200")
+    assert lines[2] == "| net0 | 2 of 3; 2%, 2%, 2% | 2 of 3; 2%, 2%, 2% |"
+
+
+def test_ablations_are_means_of_the_runs_that_complete():
+    run = {"ok": True, "overhead": 1.2, "free_share": 0.02}
+    stopped = {"ok": False, "overhead": 0.0, "free_share": 0.5}
+    parts = {"Coop": [run, {**run, "overhead": 1.4}], "one end": [run, stopped], "no window": [stopped, stopped]}
+    lines = ablations_table({"networks": {"unet": parts}}).splitlines()
+    assert lines[0] == "| network | Coop | one end | no window |"
+    assert lines[2] == "| unet | 1.300, 2% | 1.200, 2% (1 of 2) | stops |"
+
+
+def test_logs_have_a_row_each():
+    rule = {"overhead": ["thrash", 1.25], "free_share": [0.5, 0.01], "least_ratio": 0.2504}
+    rules = dict.fromkeys(("dtr", "dte", "coop"), rule) | {"coop_by_byte": {**rule, "overhead": ["thrash"] * 2}}
+    lines = logs_table({"ratios": [0.1, 0.5], "logs": {"unet": {"whole_bytes": 2**30, "memories": rules}}}).splitlines()
+    least, half, worst = "0.250, 0.250, 0.250", "1.250, 1.250, 1.250, stops", "50%, 50%, 50%"
+    assert lines[2] == f"| unet | 1.00 GiB | {least} | {half} | {worst} |"
 
 
 def test_the_table_has_a_row_a_network():

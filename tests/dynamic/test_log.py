@@ -1,11 +1,21 @@
 """Programs are written in DTR's log format and read back; others' logs are read as DTR's simulator reads them."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 
-from jaxckpt.dynamic import ProgramError, log_from_program, program_from_log, read_log, simulate, unit_chain, write_log
+from jaxckpt.dynamic import (
+    ProgramError,
+    live_bytes,
+    log_from_program,
+    program_from_log,
+    read_log,
+    simulate,
+    unit_chain,
+    write_log,
+)
 from jaxckpt.dynamic.program import Get, Keep, Note, Release, RunCall
 from tests.dynamic.programs import programs
 
@@ -116,3 +126,38 @@ def test_the_unit_chain_counts_the_same_from_a_file(tmp_path):
 def test_what_cannot_be_read_is_named_by_its_line(lines, number):
     with pytest.raises(ProgramError, match=f"line {number} of the log"):
         program_from_log(lines)
+
+
+RESIDUAL = Path(__file__).parent / "residual.log"
+"""Nine layers of a convolution, a normalisation of three results, a mutation and a view, with a skip connection every
+third layer, forward and backward: all instructions of the format."""
+
+RULES = ("dtr", "dtr_eq", "local", "lru", "size", "msps")
+GOLDEN = {
+    800: (31384, 31384, 31384, 32869, 33395, 31387),
+    700: (31823, 31823, 31743, 34076, 34415, 31625),
+    600: (73488, 39373, 32765, 85892, 37755, 32765),
+    550: (74575, 39375, 34907, 98863, 41256, 37087),
+    500: (87145, 97458, 36071, 115380, 43515, 36339),
+    475: (97665, 98678, 100808, 115844, 46667, 40889),
+    450: (None, 115673, 113477, 126980, 51661, 45968),
+    425: (None, None, None, None, 53147, 45964),
+    400: (None, None, None, None, 68531, 64243),
+}
+"""For each budget the nanoseconds of all calls, from one on, that DTR's own simulator counts under the rules above
+(dtr-prototype at eff53cc4, RuntimeV2EagerOptimized); None where it runs out of memory."""
+
+
+@pytest.mark.parametrize("budget", GOLDEN)
+def test_a_log_takes_as_long_as_in_dtrs_simulator(budget):
+    program = read_log(RESIDUAL)
+    for rule, golden in zip(RULES, GOLDEN[budget], strict=True):
+        found = simulate(program, budget=budget, evictor=rule, limit=20)
+        counted = 1 + found.base_price + found.recompute_price if found.ok else None
+        assert (rule, counted) == (rule, golden)
+        assert found.ok or found.status == "out of memory"
+
+
+def test_the_log_takes_as_much_memory_as_in_dtrs_simulator():
+    program = read_log(RESIDUAL)
+    assert (program.base_price, program.constant_bytes, live_bytes(program)) == (30916, 157, 921)

@@ -180,14 +180,6 @@ def test_dte_prefers_what_lies_beside_free_memory():
     assert evicted(alone)[1] == 3, "without them the latest of equals"
 
 
-def test_dte_spares_what_was_recomputed_often():
-    rule = replace(EVICTORS["dte"], repeated=1e6)
-    plain = simulate(unit_chain(32), budget=8, evictor="dte", memory=Memory(mode=Mode.HARD), record=True)
-    spared = simulate(unit_chain(32), budget=8, evictor=rule, memory=Memory(mode=Mode.HARD), record=True)
-    most = [max(map(runs_of(found).count, range(64))) for found in (plain, spared)]
-    assert plain.ok and spared.ok and most[1] <= most[0]
-
-
 def test_a_planner_knowing_the_next_use_is_no_worse_on_a_chain():
     planner = simulate(unit_chain(64), budget=16, evictor="dte_static", memory=Memory())
     assert planner.ok and planner.operations <= simulate(unit_chain(64), budget=16, evictor="lru").operations
