@@ -156,9 +156,7 @@ class Layers:
     def _shape(self, before: int | None) -> tuple[int, int, int]:
         return self.image if before is None else self.layers[before].shape
 
-    def _add(
-        self, shape: tuple[int, int, int], reads: tuple[int | None, ...], macs: int, parameters: int = 0
-    ) -> int:
+    def _add(self, shape: tuple[int, int, int], reads: tuple[int | None, ...], macs: int, parameters: int = 0) -> int:
         known = tuple(read for read in reads if read is not None)
         self.layers.append(Layer(shape=shape, reads=known, macs=macs, parameters=parameters))
         return len(self.layers) - 1
