@@ -41,8 +41,8 @@ from jaxckpt.solve.strategy import cheapest
 
 EXACT_KERNELS = 16
 MOST_KERNELS = 100
-"""On one core a relaxation of 69 kernels takes seconds, of 145 up to a minute, of 185 more than three; a budget needs up
-to five of them."""
+"""On one core a relaxation of 69 kernels takes seconds, of 145 about a minute, of 185 more than three; a budget takes
+some of them."""
 _SHARES = (1.0, 0.85, 0.7, 0.5)
 """Of the budget, for the programme: the replay counts a little differently, and has the last word."""
 _ALLOWANCES = (0.0, 0.05, 0.1, 0.2, 0.3)
@@ -250,7 +250,7 @@ class _CheckmateProgramme:
         for (kind, t, i, _), column in self.variable.items():
             if kind == "S":
                 kept[t, i] = found[0][column]
-        return Relaxed(cost_s=found[1] * unit_s, kept=kept)
+        return Relaxed(cost_s=float(found[1] * unit_s), kept=kept)
 
     def _correctness(self) -> None:
         """Ops have their operands (1b); values kept into a stage were available before (1c)."""
