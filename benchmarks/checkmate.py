@@ -218,7 +218,6 @@ def _draw(axes: Axes, network: Mapping[str, Any]) -> None:
         points = [(row["budget_bytes"] / 1e9, 100 * row[key]["overhead"]) for row in rows]
         points.append((network["most_bytes"] / 1e9, 0.0))
         axes.plot(*zip(*points, strict=True), style, color=color, marker=marker, markersize=3, linewidth=1, label=label)
-    axes.set_ylim(bottom=-0.1)
     axes.spines[["top", "right"]].set_visible(False)
 
 
