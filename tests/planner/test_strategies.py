@@ -58,6 +58,7 @@ def test_a_strategy_with_a_budget_leaves_a_step_that_fits(planner):
 
 def test_what_a_strategy_cannot_do_is_refused_before_any_compile(monkeypatch):
     monkeypatch.setattr("jaxckpt.planner.planner.lower_flat", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("jaxckpt.solve.baselines.checkmate.MOST_KERNELS", 16)
     planner = Planner(step, *ARGS, target="cpu")
     for strategy, error in (
         ("megatron", PolicyError),

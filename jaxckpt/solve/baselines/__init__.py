@@ -2,7 +2,7 @@
 
 Read in this order: `chain` (a step as a sequence of stages), `sqrt`, `revolve`, `rotor` (which stages of a chain
 run again), `layers`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme). JAX's own policies are in `jaxckpt.solve.policy_plan`; the evictors
+`checkmate` (all of it as one programme). JAX's own policies are in `jaxckpt.solve.policy_plan`; the evictors
 of `jaxckpt.dynamic` are strategies too. `BASELINES` has them by name; docs/strategies.md says which values each one
 saves, when it is good, and where it comes from.
 """
