@@ -9,13 +9,14 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import RESULTS, read
+from benchmarks.strangers import findings
 from jaxckpt import load_policy
 from jaxckpt._units import format_bytes
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-COST, FOOTPRINTS, POLICIES, SEEDS = (
-    ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "seeds")
+COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
+    ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
@@ -26,6 +27,7 @@ def main() -> None:
     write(COST, {"cost": cost_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
+    write(RULES, rules_tables())
     write(SEEDS, {"features": features_table()})
     for name, line in measured_lines().items():
         write_measured(ROOT / "policies" / f"{name}.toml", line)
@@ -94,6 +96,13 @@ def infeasible() -> str:
     """The error of the budget that cannot be met."""
     (error, *_) = read("demo")["demo"]["refused"].values()
     return f"```text\nInfeasibleBudgetError: {error['message']}\n```\n"
+
+
+def rules_tables() -> dict[str, str]:
+    """Plans beside simple rules: a line for each promise, and one for each step."""
+    steps = read("strangers")["steps"]
+    compared = findings.comparisons(steps)
+    return {"promises": findings.summary(steps, compared), "steps": findings.per_step(steps, compared)}
 
 
 def cost_table() -> str:
