@@ -37,7 +37,10 @@ class BufferLiveness:
       births: For each buffer the step that writes it.
       deaths: For each buffer the last step that reads it.
       in_place: Buffers whose kernel may write over one that dies there.
-      reshaped: Buffers that kernels of another shape made, which no later kernel writes over.
+      flattened: Buffers of products that XLA computes as a matrix, in another shape than the value's.
+      reshaped: Those of them that passed a barrier, which no later kernel writes over. XLA fuses the reshape of such a
+        product into each reader; behind a barrier the reshape is an op of its own, and a kernel writes only over what
+        one of its operands defines.
       workspace_bytes: For each step whose kernel needs some.
       loops: Spans that no instance has: stacks, slots, copies of slices.
       clock: Times of the steps.
@@ -50,6 +53,7 @@ class BufferLiveness:
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
         self.in_place: set[int] = set()
+        self.flattened: set[int] = set()
         self.reshaped: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.loops = LoopLiveness(graph, kernels.schedule.steps)
@@ -107,7 +111,7 @@ class BufferLiveness:
         if op.primitive == STACK:
             self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
-            self.reshaped.add(instance)
+            self.flattened.add(instance)
         if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
             self.in_place.add(instance)
 
@@ -152,7 +156,7 @@ class BufferLiveness:
                 source = self.storing.pop(read, None)
                 if source is not None and not is_store:
                     self.storing[write] = source
-            self.reshaped.difference_update(sources)
+            self.reshaped.update(self.flattened.intersection(sources))
 
     def _move(self, at: int, step: Move) -> None:
         """A copy to the host or back, or a shard that is cut or gathered, outside of loops or in one."""

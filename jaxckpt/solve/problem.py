@@ -177,7 +177,9 @@ class Problem:
         after_forward = (step for step in scheduled.steps if _is_after_forward(self.graph, step))
         reads = {scheduled.origin[i] for step in after_forward for i in step.reads}
         used = {v: d for v, d in plan.decisions.items() if isinstance(d, Recompute) or v in reads}
-        plan = replace(plan, decisions=used)
+        if len(used) < len(plan.decisions):  # a pin of what nobody reads later would be predicted and not carried out
+            plan = replace(plan, decisions=used)
+            scheduled = schedule(self.graph, plan)
         replayed = self._replay(scheduled)
         return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
 

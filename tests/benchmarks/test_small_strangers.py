@@ -9,9 +9,13 @@ from benchmarks.strangers.findings import SLOWER
 from benchmarks.strangers.questions import LOWERS, TARGET
 from benchmarks.strangers.rules import POLICIES, checkpointed
 from jaxckpt import Planner
+from jaxckpt.machine import targets
 
 pytestmark = [
-    pytest.mark.usefixtures("h200"),
+    pytest.mark.skipif(
+        not any(status.name == TARGET and status.usable for status in targets()),
+        reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'",
+    ),
     pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the battery is for the newest jax: one end is enough"),
 ]
 

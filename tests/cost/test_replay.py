@@ -145,13 +145,24 @@ def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart_or_summed(apart, b
     ("shape", "traits", "together"),
     [((8, 8), (), 1), ((2, 4, 8), (), 2), ((2, 4, 8), (Trait.BATCHED,), 1), ((2, 2, 2, 8), (Trait.BATCHED,), 2)],
 )
-def test_a_product_computed_as_a_matrix_is_not_overwritten(shape, traits, together):
+def test_a_product_computed_as_a_matrix_is_not_overwritten_behind_a_barrier(shape, traits, together):
     build = Builder()
-    x = build.input(256)
-    product = build.shaped("dot_general", x, shape=shape, traits=frozenset(traits))
-    written = build.shaped("tanh", product, shape=shape)
+    product = build.shaped("dot_general", build.input(256), shape=shape, traits=frozenset(traits))
+    active = build.shaped("exp", product, shape=shape)
+    end = build.op("reduce_sum", active, size_bytes=4)
+    cotangent = build.op("dot_general", end, size_bytes=4, phase=Phase.BACKWARD)
+    written = build.shaped("mul", product, active, cotangent, shape=shape, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", written, size_bytes=4, phase=Phase.BACKWARD))
+    plan = GraphPlan(fingerprint="", decisions={product: Save(), active: Recompute()})
+    assert replayed(graph, plan).peak_bytes // 256 == together
+
+
+def test_a_product_computed_as_a_matrix_is_overwritten_without_a_barrier():
+    build = Builder()
+    product = build.shaped("dot_general", build.input(256), shape=(2, 4, 8))
+    written = build.shaped("tanh", product, shape=(2, 4, 8))
     graph = build.graph(build.op("dot_general", written, size_bytes=4))
-    assert replayed(graph).peak_bytes == together * 256
+    assert replayed(graph).peak_bytes == 256
 
 
 @pytest.mark.parametrize(("second", "kept"), [("float32", True), ("bfloat16", False)])
