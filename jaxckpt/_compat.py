@@ -328,7 +328,8 @@ def lowered_argument_shardings(context: Any, operands: Sequence[Any]) -> tuple[j
     within a jit becomes has none; there the types say which mesh there is, and values count as replicated.
     jax 0.10.2, 0.12.0.1.
     """
-    found = tuple(map(_argument_sharding, operands))
+    shapes = (aval.shape for aval in context.avals_in)
+    found = tuple(_argument_sharding(operand, len(shape)) for operand, shape in zip(operands, shapes, strict=True))
     meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in context.avals_in)
     mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)
     if any(found) or mesh is None:
@@ -336,7 +337,8 @@ def lowered_argument_shardings(context: Any, operands: Sequence[Any]) -> tuple[j
     return (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),) * len(found)
 
 
-def _argument_sharding(operand: Any) -> jax.sharding.NamedSharding | None:
+def _argument_sharding(operand: Any, dimensions: int) -> jax.sharding.NamedSharding | None:
+    """The sharding of an argument's first dimensions: random keys are lowered with dimensions of their own."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy
 
@@ -350,8 +352,8 @@ def _argument_sharding(operand: Any) -> jax.sharding.NamedSharding | None:
     axes = list(map(sdy.MeshAxisAttr, sdy.MeshAttr(sharding.mesh_or_ref).axes))
     sizes, names = tuple(axis.size for axis in axes), tuple(axis.name for axis in axes)
     mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
-    dimensions = map(sdy.DimensionShardingAttr, sharding.dimension_shardings)
-    spec = (tuple(sdy.AxisRefAttr(axis).name for axis in each.axes) for each in dimensions)
+    of_dimensions = map(sdy.DimensionShardingAttr, list(sharding.dimension_shardings)[:dimensions])
+    spec = (tuple(sdy.AxisRefAttr(axis).name for axis in each.axes) for each in of_dimensions)
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
 

@@ -6,6 +6,7 @@ that is added to `policies/` is tested by being there.
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -102,8 +103,11 @@ def applied(name: str, policy: str) -> Ran:
 
 
 def ran(step: Any, args: tuple[Any, ...]) -> Ran:
-    traced = jax.jit(step).trace(*args)
-    return Ran(traced=traced, results=run_one_by_one(traced.jaxpr, *jax.tree.leaves(args)))
+    """The step op by op; the mesh in the context keeps a step with shards from being one op, rewritten when lowered."""
+    sharding = jax.tree.leaves(args)[0].sharding
+    with jax.set_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else nullcontext():
+        traced = jax.jit(step).trace(*args)
+        return Ran(traced=traced, results=run_one_by_one(traced.jaxpr, *jax.tree.leaves(args)))
 
 
 def arguments(name: str, axis: str | None) -> tuple[Any, ...]:

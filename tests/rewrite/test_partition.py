@@ -172,6 +172,19 @@ def test_a_jit_around_a_planned_step_says_how_arrays_are_sharded(step, decision,
     assert moved  # dimension 0 is sharded over "data", which only the shardings of the arguments say
 
 
+def test_a_random_key_is_an_argument_of_a_jit_around_a_planned_step():
+    """A key is lowered as an array with a dimension more."""
+    mesh, args, _ = unplanned(unrolled, ("Auto", "Auto"))
+    key = jax.device_put(jax.random.key(0), NamedSharding(mesh, PartitionSpec()))
+
+    def noisy(key, *args):
+        return unrolled(*args), jax.random.uniform(key)
+
+    *_, expected = jax.tree.leaves(quick_jit(noisy)(key, *args))
+    *_, found = jax.tree.leaves(quick_jit(jaxckpt.apply(noisy, keeping(Partition())))(key, *args))
+    assert found == expected
+
+
 def test_a_jit_is_lowered_anew_for_other_shardings():
     mesh, args, expected = unplanned(unrolled, ("Auto", "Auto"))
     planned = jaxckpt.apply(unrolled, keeping(Partition()))

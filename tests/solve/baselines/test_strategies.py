@@ -168,9 +168,9 @@ def test_the_layers_of_a_scan_are_its_bodies(saved):
     assert len(made_by) > len(kept)
 
 
-def test_a_step_without_numbered_scopes_has_no_layers_by_name():
+def test_a_step_without_scopes_repetition_and_loops_has_no_layers():
     with pytest.raises(PolicyError, match=r"(?s)finds no layers\..*jax\.named_scope.*strategy=\"full\""):
-        solve(Problem(graph=chain(3), rates=RATES), "layers")
+        solve(Problem(graph=chain(1), rates=RATES), "layers")
 
 
 def test_an_option_where_none_is_taken_is_refused():
