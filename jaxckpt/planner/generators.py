@@ -201,26 +201,30 @@ class Alternatives(Generator):
 
 
 class SimpleRules(Generator):
-    """Plans of the rules that people write by hand."""
+    """Plans of the rules that people write by hand.
+
+    Until a rule was compiled, the model's order of rules and other plans is not trusted; that the step as it is, where
+    it fits, does less work than any rule is certain.
+    """
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that may be faster than the best plan or candidate so far.
-
-        Until a rule was compiled, the model's order of rules and other plans is not trusted; that the step as it is,
-        where it fits, does less work than any rule is certain.
-        """
+        """Rules that may be faster than the best plan or candidate so far."""
         if pool.compiled:
-            is_trusted = pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan))
-            share = 1.0 if is_trusted else pool.limits.rules_order
+            share = self._trusted_share(pool)
             for plan, total_bytes, step_s in self._expected(pool):
                 yield Candidate(plan, total_bytes, share * step_s)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
         """Rules that fit and are faster if the model is off by as much as for the compiled plans, either way."""
-        bytes_share, step_share = 1 - pool.bytes_error, 1 - pool.seconds_spread
+        bytes_share, step_share = 1 - pool.bytes_error, self._trusted_share(pool) * (1 - pool.seconds_spread)
         for plan, total_bytes, step_s in self._expected(pool):
             if bytes_share * min(total_bytes, plan.predicted.total_bytes) <= pool.limit_bytes:
                 yield Candidate(plan, total_bytes, step_share * step_s)
+
+    def _trusted_share(self, pool: CandidatePool) -> float:
+        """The share of the expected seconds that a rule may take."""
+        is_trusted = pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan))
+        return 1.0 if is_trusted else pool.limits.rules_order
 
     def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
         error = pool.error(self)
