@@ -6,10 +6,9 @@ Read after `questions`.
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.frontier_tables import geometric_mean
 from benchmarks.strangers.questions import BUDGET, SMALLEST, WRITTEN, Answer, rules
 from jaxckpt._units import format_bytes
 
@@ -176,8 +175,8 @@ def summary(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
 
 def mean_ratio(compared: Sequence[Compared]) -> str:
     """The geometric mean of the ratios of overheads; "" without any."""
-    mean = geometric_mean([each.ratio for each in compared if each.ratio is not None])
-    return "" if mean is None else f"{mean:.2f}"
+    ratios = [each.ratio for each in compared if each.ratio is not None]
+    return f"{geometric_mean(ratios):.2f}" if ratios else ""
 
 
 def model_error(plan: Answer) -> float | None:

@@ -86,15 +86,15 @@ STRANGERS: Mapping[str, Stranger] = MappingProxyType({each.name: each for each i
 SMALL = (
     "readme-tanh",
     "residual-gelu-12",
-    "mindspore-attention",
-    "scanned-decoder-16",
-    "graph-attention-2m",
-    "potential-forces",
-    "lstm-language-model",
+    "plain-mlp-1",
+    "dropout-mlp-1",
     "batch-norm-mlp-1",
-    "switched-experts-1",
+    "soft-experts-1",
+    "hamiltonian-1",
+    "gru-1",
     "unet-2d-1",
-    "meta-gradient-1",
-    "equilibrium-1",
+    "coupling-flow-1",
+    "q-learning-1",
+    "point-sets-1",
 )
-"""Names of twelve whose small form suits a test."""
+"""Names of twelve that are planned in a test, with few layers: those that compile in seconds."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxckpt
+from jaxckpt.policy import load_policy
 
 BLOCKS = 10
 SEED = 167 / 69
@@ -60,6 +61,13 @@ def test_every_inner_block_holds_the_same_bytes(as_it_is):
 def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is):
     again = jaxckpt.footprint(gradient(jax.checkpoint(block)), *ARGUMENTS, target="h200")
     assert as_it_is.temp_bytes / again.temp_bytes >= SEED
+
+
+def test_mindspores_cells_take_no_more_than_jax_checkpoint_of_each_block(planner):
+    """Random bits of different cells are not drawn by one kernel at the start of the backward."""
+    by_policy = planner.follow(load_policy("mindspore_cell")).footprint
+    again = jaxckpt.footprint(gradient(jax.checkpoint(block)), *ARGUMENTS, target="h200")
+    assert by_policy.temp_bytes <= again.temp_bytes
 
 
 def test_a_plan_of_the_unmarked_network_saves_as_much(planner, as_it_is):
