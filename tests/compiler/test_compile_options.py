@@ -82,6 +82,7 @@ def test_the_cache_is_free_after_a_failed_compile(h200):
         assert CACHE in options
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the older compiler starts nothing early in this step")
 def test_the_order_of_least_memory_is_an_option_on_several_devices(h200x8):
     """Without XLA's latency-hiding scheduler no recomputation starts early to hide the reduction of gradients."""
     mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
