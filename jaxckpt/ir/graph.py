@@ -7,21 +7,24 @@ is executed or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values
 
 Analyses that solvers need many times (`readers`, `backward_frontier`, ...) are cached properties: a graph is the only
 object that lives as long as they are valid, and hashing a graph to cache them elsewhere would cost more than they do.
+Analyses of other rooms are kept by `Graph.once`.
 """
 
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import itemgetter
+from typing import TypeVar, cast
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.kind import Kind, Trait
 from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Loop
 
+_Derived = TypeVar("_Derived")
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.SCATTER, Kind.OPAQUE})
 """Kinds whose operands and results are in memory, but for the updates of a scatter."""
 
@@ -139,6 +142,16 @@ class Graph:
     donated: frozenset[int] = frozenset()
     mesh: tuple[tuple[str, int], ...] = ()
     loops: tuple[Loop, ...] = ()
+
+    def once(self, derive: "Callable[[Graph], _Derived]") -> _Derived:
+        """The result of a function of the graph, computed at the first call: for facts that other rooms find."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        return cast(_Derived, self._derived[derive])
+
+    @cached_property
+    def _derived(self) -> "dict[Callable[[Graph], object], object]":
+        return {}
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:

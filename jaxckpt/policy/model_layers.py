@@ -76,6 +76,10 @@ def layers_in_scopes(graph: Graph, scope: str) -> ModelLayers:
 
 def layers_of_model(graph: Graph) -> ModelLayers | None:
     """The layers of a model by name, else by structure; None where it has neither."""
+    return graph.once(_found_layers)
+
+
+def _found_layers(graph: Graph) -> ModelLayers | None:
     for layers in (_named(graph), *_repeated(graph)):
         if layers is not None and _hold_most(graph, layers):
             return layers

@@ -17,6 +17,18 @@ def replaced(graph: Graph, op: int, **changes) -> Graph:
     return dataclasses.replace(graph, ops=tuple(ops))
 
 
+def test_what_other_rooms_derive_is_computed_once_for_each_graph():
+    calls = []
+
+    def count(graph):
+        calls.append(graph)
+        return len(graph.ops)
+
+    first, second = chain(2), chain(3)
+    assert [first.once(count), first.once(count), second.once(count)] == [len(first.ops)] * 2 + [len(second.ops)]
+    assert calls == [first, second]
+
+
 def test_all_broken_rules_are_reported_at_once():
     graph = replaced(chain(3), 0, reads=(3,), id=7)
     with pytest.raises(GraphError, match=r"\(1\).*\(2\)") as caught:
