@@ -10,9 +10,8 @@ Read after `frontier`.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.frontier import FOLDER, OFFLOAD, OPTIMAL, SMALLEST, WITHOUT
@@ -135,14 +134,10 @@ def our_plans(data: Mapping[str, Any], strategy: str = OPTIMAL) -> list[dict[str
     return [distinct[key] for key in sorted(distinct)]
 
 
-def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """None of none."""
-    return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
-
-
 def mean_ratio(compared: Sequence[Comparison]) -> float | None:
-    """The geometric mean of those that have one."""
-    return geometric_mean([c.ratio for c in compared if c.ratio is not None])
+    """The geometric mean of those that have one; None of none."""
+    ratios = [c.ratio for c in compared if c.ratio is not None]
+    return geometric_mean(ratios) if ratios else None
 
 
 def byte_errors(data: Mapping[str, Any]) -> list[float]:

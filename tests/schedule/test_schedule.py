@@ -137,59 +137,68 @@ def test_a_barrier_waits_for_no_value_that_a_scatter_computes():
     assert f"barrier [{wide}] after {product}" in steps
 
 
-@pytest.mark.parametrize(("size_bytes", "passes"), [(40, True), (4000, False)])
-def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes, passes):
-    """Compilers would postpone its product to the end, and keep what it is computed of."""
+def with_gradient(write, *, size_bytes=40):
+    """A graph of two products with one weight, its schedule with both recomputed in stages of their own, and `made`.
+
+    `write(build, cotangent, x)` adds the ops of the weight's gradient, and returns what they write: the gradient last.
+    """
     build = Builder()
     x, weight = build.input(4000), build.input(size_bytes)
     first = build.op("dot_general", x, weight, size_bytes=4000)
     second = build.op("dot_general", first, weight, size_bytes=4000)
     late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
-    gradient = build.op("dot_general", late, x, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    made = write(build, late, x)
     early = build.op("dot_general", late, first, size_bytes=4000, phase=Phase.BACKWARD)
-    updated = build.op("sub", weight, gradient, size_bytes=size_bytes, phase=Phase.UPDATE)
+    updated = build.op("sub", weight, made[-1], size_bytes=size_bytes, phase=Phase.UPDATE)
     graph = build.graph(early, updated)
     laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
     check_order(graph, laid_out)
-    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
-    assert (gradient in [laid_out.origin[i] for i in opens_first.reads]) is passes
+    return laid_out, made
+
+
+def last_barrier(laid_out):
+    """The last barrier of a schedule, and the values that pass it."""
+    barrier = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    return barrier, [laid_out.origin[i] for i in barrier.reads]
+
+
+@pytest.mark.parametrize(("size_bytes", "passes"), [(40, True), (4000, False)])
+def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes, passes):
+    """Compilers would postpone its product to the end, and keep what it is computed of."""
+
+    def write(build, cotangent, x):
+        return [build.op("dot_general", cotangent, x, size_bytes=size_bytes, phase=Phase.BACKWARD)]
+
+    laid_out, (gradient,) = with_gradient(write, size_bytes=size_bytes)
+    opens_first, passed = last_barrier(laid_out)
+    assert (gradient in passed) is passes
     assert not passes or opens_first.writes[-1] in laid_out.steps[-1].reads
 
 
 def test_a_small_sum_of_two_gradients_of_a_weight_is_there_before_the_next_stage():
     """A gradient of a gradient gives a weight two products; the sum ends with the later one."""
-    build = Builder()
-    x, weight = build.input(4000), build.input(40)
-    first = build.op("dot_general", x, weight, size_bytes=4000)
-    second = build.op("dot_general", first, weight, size_bytes=4000)
-    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
-    products = [build.op("dot_general", late, of, size_bytes=40, phase=Phase.BACKWARD) for of in (late, x)]
-    gradient = build.op("add_any", *products, size_bytes=40, phase=Phase.BACKWARD)
-    early = build.op("dot_general", late, first, size_bytes=4000, phase=Phase.BACKWARD)
-    updated = build.op("sub", weight, gradient, size_bytes=40, phase=Phase.UPDATE)
-    graph = build.graph(early, updated)
-    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
-    check_order(graph, laid_out)
-    barriers = [[laid_out.origin[i] for i in step.reads] for step in laid_out.steps if isinstance(step, Barrier)]
-    assert gradient in barriers[-1]
-    assert not set(products) & set(barriers[-1])
+
+    def write(build, cotangent, x):
+        of_weight = {"size_bytes": 40, "phase": Phase.BACKWARD}
+        products = [build.op("dot_general", cotangent, of, **of_weight) for of in (cotangent, x)]
+        return [*products, build.op("add_any", *products, **of_weight)]
+
+    laid_out, (*products, gradient) = with_gradient(write)
+    _, passed = last_barrier(laid_out)
+    assert gradient in passed
+    assert not set(products) & set(passed)
 
 
 def test_a_gradient_passes_a_barrier_as_the_view_that_is_read_later():
     """Nobody reads the product behind the barrier, and XLA drops operands that nobody reads."""
-    build = Builder()
-    x, weight = build.input(4000), build.input(40)
-    first = build.op("dot_general", x, weight, size_bytes=4000)
-    second = build.op("dot_general", first, weight, size_bytes=4000)
-    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
-    product = build.op("dot_general", late, x, size_bytes=40, phase=Phase.BACKWARD)
-    gradient = build.op("transpose", product, size_bytes=40, phase=Phase.BACKWARD)
-    early = build.op("dot_general", late, first, size_bytes=4000, phase=Phase.BACKWARD)
-    updated = build.op("sub", weight, gradient, size_bytes=40, phase=Phase.UPDATE)
-    graph = build.graph(early, updated)
-    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
-    barriers = [[laid_out.origin[i] for i in step.reads] for step in laid_out.steps if isinstance(step, Barrier)]
-    assert gradient in barriers[-1] and product not in barriers[-1]
+
+    def write(build, cotangent, x):
+        product = build.op("dot_general", cotangent, x, size_bytes=40, phase=Phase.BACKWARD)
+        return [product, build.op("transpose", product, size_bytes=40, phase=Phase.BACKWARD)]
+
+    laid_out, (product, gradient) = with_gradient(write)
+    _, passed = last_barrier(laid_out)
+    assert gradient in passed and product not in passed
 
 
 @pytest.mark.parametrize("donated", [True, False])
