@@ -109,10 +109,14 @@ def comparisons(steps: Mapping[str, Any]) -> list[Compared]:
 
 
 def smallest_bytes(answers: Mapping[str, Answer]) -> int | None:
-    """The smallest compiled total that the planner found: without a budget, in a plan or in a refusal."""
+    """The smallest compiled total that the planner found; None unless it was asked for, or a refusal names one.
+
+    Plans for budgets alone say little of the smallest total.
+    """
     ours = [answer for name, answer in answers.items() if name == SMALLEST or name.startswith(BUDGET)]
-    totals = [answer[key] for answer in ours for key in ("total_bytes", "minimum_bytes") if key in answer]
-    return min(totals, default=None)
+    if "total_bytes" not in answers.get(SMALLEST, {}) and not any("refused" in answer for answer in ours):
+        return None
+    return min(answer[key] for answer in ours for key in ("total_bytes", "minimum_bytes") if key in answer)
 
 
 def least_rule(answers: Mapping[str, Answer]) -> tuple[int, str] | None:

@@ -79,6 +79,15 @@ def test_the_worst_finding_is_a_refusal_before_a_slower_plan():
     assert "+9.1% slower at `sqrt`" in text
 
 
+def test_plans_for_budgets_alone_say_nothing_of_the_smallest_total():
+    answers = record({600: answer(600, 1.1)})["answers"]
+    assert findings.smallest_bytes(answers) is None
+    assert findings.too_large(answers) == 0
+    asked = {**answers, questions.SMALLEST: answer(500, 1.3)}
+    assert findings.smallest_bytes(asked) == 500 * MIB
+    assert findings.too_large(asked) == pytest.approx(0.25)
+
+
 def test_a_larger_budget_whose_plan_is_slower_is_counted():
     assert findings.slower_with_more(record({600: answer(600, 1.1), 400: answer(400, 1.2)})["answers"]) == 0
     assert findings.slower_with_more(record({600: answer(600, 1.3), 400: answer(400, 1.2)})["answers"]) == 1
