@@ -2,7 +2,7 @@
 
     python -m benchmarks.scheduler
 
-The options are all those of the CUDA compiler of jax 0.12.0.1 that concern the order of kernels in view of memory. The
+The options are those found in the CUDA compiler of jax 0.12.0.1 that concern the order of kernels and memory. The
 memory limit is that of the scheduler and of XLA's own rematerialisation, in percent of the device's memory. Steps on
 eight GPUs have `jax.checkpoint` on each block: the order matters where recomputation may start early.
 """

@@ -65,7 +65,7 @@ class WorkCounter:
         self._bodies: dict[int, tuple[EquationWork, bool]] = {}
 
     def kind(self, eqn: jex.JaxprEqn) -> Kind:
-        """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
+        """The primitive's kind, but for outer products, calls of elementwise work and sums over one element."""
         kind = kind_of(eqn.primitive.name)
         if eqn.primitive.name == "dot_general" and _contracted_size(eqn) == 1:
             return Kind.ELEMENTWISE  # XLA makes a product of broadcasts of an outer product, which fuses
