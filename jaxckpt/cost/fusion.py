@@ -45,7 +45,7 @@ from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules, unfolded_rules
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule.argument_derived import argument_derived_values
-from jaxckpt.schedule.steps import run_of
+from jaxckpt.schedule.steps import unchanged_runs
 
 _MUCH_SMALLER = 0.75
 """An optional value takes at most this share of its sources; else saving the sources is as good. 1/2, 3/4 and 1 predict
@@ -139,7 +139,8 @@ def _run(
     rules: FusionRules, ops: Sequence[Op], outputs: Sequence[int]
 ) -> tuple[FusionAnalysis, Mapping[int, SourceBytes]]:
     """The analysis of some ops, run as they are, and what each of their kernels reads."""
-    steps = [run_of(op) for op in ops]
+    runs = rules.graph.once(unchanged_runs)
+    steps = [runs[op.id] for op in ops]
     analysis = FusionAnalysis(rules, steps, range(len(rules.graph.values)), outputs)
     return analysis, {step.op: analysis.run(step) for step in steps}
 

@@ -14,8 +14,7 @@ predicted).
 Read after `jaxckpt.ir`.
 """
 
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
@@ -32,37 +31,47 @@ MiB, at 1/16 262 (jax 0.10.2). On one device larger shares only take time: 0.6% 
 class GradAccumulators:
     """Values that the backward computes, outside of loops, only to add them to others.
 
+    The same for all plans of a graph: ask for them with `Graph.once`.
+
     Attributes:
-      added_by: For each of these values the op that adds it, its only reader.
-      passing: These values, and gradients that `finish_before` has.
+      passing: These values, and gradients that `finished_between` has.
     """
 
     def __init__(self, graph: Graph):
         self._products = tuple(accumulate(op.kind is Kind.CONTRACTION for op in graph.ops))
         """For each op the number of matrix products up to it."""
-        self._written_by = {v: op.id for op in graph.ops if _makes_addends(op) for v in op.writes}
-        readers = ((v, graph.readers[v]) for v in self._written_by)
-        self._finished = deque(filter(None, (_small_gradient(graph, v) for v in self._written_by)))
-        self.added_by = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
-        self.passing = frozenset((*chain.from_iterable(self._finished), *self.added_by))
+        written = [v for op in graph.ops if _makes_addends(op) for v in op.writes]
+        readers = ((v, graph.readers[v]) for v in written)
         self._producer = graph.producer
+        self._finished = tuple(filter(None, (_small_gradient(graph, v) for v in written)))
+        self._added = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
+        """For each of these values, in the order in which they are written, the op that adds it, its only reader."""
+        self._order = tuple(self._added)
+        self._last_added = tuple(accumulate((self._products[by] for by in self._added.values()), max))
+        """For each of them the most matrix products before the addition of one of those up to it."""
+        self.passing = frozenset((*chain.from_iterable(self._finished), *self._added))
 
     def live_at(self, op: int) -> list[int]:
         """Values computed before an op that are added only behind the next matrix product after it."""
-        products = self._products
-        return [v for v, by in self.added_by.items() if self._written_by[v] < op and products[op] < products[by]]
+        products, order, live = self._products, self._order, list[int]()
+        at = bisect_left(order, op, key=self._written_by)
+        while at and products[op] < self._last_added[at - 1]:
+            at -= 1
+            if products[op] < products[self._added[order[at]]]:
+                live.append(order[at])
+        return live[::-1]
 
-    def finish_before(self, op: int) -> list[int]:
-        """Small gradients of weights that are computed before an op, each in the first answer after that.
+    def finished_between(self, first: int, last: int) -> list[int]:
+        """Small gradients of weights that ops from `first` to before `last` compute.
 
         A gradient is transposed where it is computed, and only the transposed array is read later: the last view that
-        is written before the op is given. XLA drops operands of a barrier that nobody reads behind it.
+        is written before the op `last` is given. XLA drops operands of a barrier that nobody reads behind it.
         """
-        finished = []
-        while self._finished and self._written_by[self._finished[0][0]] < op:
-            views = self._finished.popleft()
-            finished.append([v for v in views if (self._producer[v] or 0) < op][-1])
-        return finished
+        begin, end = (bisect_left(self._finished, op, key=lambda views: self._written_by(views[0])) for op in (first, last))
+        return [[v for v in views if self._written_by(v) < last][-1] for views in self._finished[begin:end]]
+
+    def _written_by(self, value: int) -> int:
+        return self._producer[value] or 0
 
 
 def _small_gradient(graph: Graph, value: int) -> list[int]:

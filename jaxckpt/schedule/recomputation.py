@@ -61,7 +61,7 @@ class Availability:
 
     def depth(self, value: int) -> int:
         """Number of open loops around a value."""
-        return len(self._graph.path(self._graph.loop_of[value]))
+        return len(self._graph.path(self._graph.loop_of[value])) if self._graph.loops else 0
 
     def body_for(self, value: int, loop: int | None) -> int | None:
         """The loop in whose body a value is recomputed for a reader in the body of `loop`."""
@@ -91,7 +91,7 @@ class Recomputation:
     ):
         self._graph, self._plan, self._writer = graph, plan, writer
         self._availability, self._transfers = availability, transfers
-        self.initialisers = initialiser_dependencies(graph) if availability.dropped else {}
+        self.initialisers = graph.once(initialiser_dependencies) if availability.dropped else {}
         self._clones: dict[tuple[int, int | None], _Clones] = {}
         """By stage, or ~value for a value that is recomputed by itself, and by the loop in whose body they stand."""
         self._dropped_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -101,13 +101,15 @@ class Recomputation:
         self._unopened: dict[tuple[int, int | None], dict[int, list[int]]] = {}
         """By stage and body, for each value that is recomputed in a group which is not open yet, the group."""
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
+        self._finished_before = 0
+        """The op before which all small gradients have passed a barrier (rule 9)."""
         self._passed_weights: dict[int, int] = {}
         """For weights that passed a barrier of their stage the instance that the backward reads (rule 11)."""
 
     @cached_property
     def accumulators(self) -> GradAccumulators:
         """Running sums of gradients (rule 9); computed only where something is recomputed."""
-        return GradAccumulators(self._graph)
+        return self._graph.once(GradAccumulators)
 
     def operands(self, op: Op) -> tuple[int, ...]:
         """The instances that an op after the forward pass reads."""
@@ -241,18 +243,19 @@ class Recomputation:
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
         """Passes the sources of clones through a barrier with the frontier of the backward (rules 3, 9 and 11).
 
-        In the body of another loop than that of the ops no barrier is needed (rule 7).
+        In the body of another loop than that of the ops no barrier is needed (rule 7), and without sources none.
         """
         # One function: which instances pass, and under which names, depends on each other.
+        if not sources:
+            return
         writer, graph = self._writer, self._graph
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
         repeated = arguments_only_broadcast(graph, ops)
         waiting = sorted(set(sources) - repeated)
         instances = {v: self._operand(v, reader) for v in waiting}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
-            accumulators = self.accumulators
             passing = writer.loop is None
-            sums = [*accumulators.finish_before(reader), *accumulators.live_at(reader)] if passing else []
+            sums = self._sums_passing(reader) if passing else []
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
             others = sorted(weights.difference(instances))
@@ -264,6 +267,13 @@ class Recomputation:
                 writer.current[value] = all_passed[value]
             self._passed_weights.update((v, all_passed[v]) for v in weights)
         clones.instances.update(instances)
+
+    def _sums_passing(self, reader: int) -> list[int]:
+        """Running sums and small gradients computed before an op: each of the latter passes the first barrier (rule 9).
+        """
+        finished = self.accumulators.finished_between(self._finished_before, reader)
+        self._finished_before = max(reader, self._finished_before)
+        return [*finished, *self.accumulators.live_at(reader)]
 
     def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:
         """The ops of one body that have to run again for some values, and the values that they start from."""
@@ -282,9 +292,9 @@ class Recomputation:
 
     def _is_recomputed_at(self, depth: int, value: int) -> bool:
         """True if a value is recomputed together with its readers, in a body of this depth."""
-        if value in self._graph.slices or self._availability.depth(value) != depth:
+        if self._availability.is_available(value, self._writer.loop):
             return False
-        return not self._availability.is_available(value, self._writer.loop)
+        return value not in self._graph.slices and self._availability.depth(value) == depth
 
     def _clone(self, op: int, clones: _Clones) -> None:
         clones.ops.add(op)

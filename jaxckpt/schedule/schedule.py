@@ -72,13 +72,14 @@ because they read pinned values.
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Availability, Recomputation
-from jaxckpt.schedule.steps import Run, Schedule, StepWriter, run_of
+from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.validate import validate_decisions
 
@@ -113,17 +114,24 @@ class _Scheduler:
 
     def run(self) -> Schedule:
         """Writes all steps, op by op."""
-        changed = self._ops_that_change()
-        for op in self.graph.ops:
-            if op.loop != self.writer.loop:
-                self._enter(op.loop)
-            if self.transfers.values:
-                self.transfers.before(op)
-            self.writer.steps.append(self._run(op) if op.id in changed or self.transfers.values else run_of(op))
-            if op.phase is Phase.BACKWARD:
-                self.transfers.after_backward(op.writes)
-            self._keep(op)
-        return self.writer.schedule()
+        graph, writer, transfers = self.graph, self.writer, self.transfers
+        changed, kept_by = self._ops_that_change(), self._ops_that_keep()
+        for unchanged in graph.once(unchanged_runs):
+            op = unchanged.op
+            if unchanged.loop != writer.loop:
+                self._enter(unchanged.loop)
+            if transfers.values:
+                transfers.before(graph.ops[op])
+            writer.steps.append(self._run(graph.ops[op]) if transfers.values or op in changed else unchanged)
+            if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
+                transfers.after_backward(unchanged.writes)
+            if op in kept_by:
+                self._keep(unchanged.writes)
+        return writer.schedule()
+
+    def _ops_that_keep(self) -> set[int | None]:
+        """Ops that write a value which is pinned or stored."""
+        return {self.graph.producer[v] for v in (*self.pinned, *self.transfers.in_bodies)}
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
@@ -162,9 +170,9 @@ class _Scheduler:
             return reads
         return cotangent, *self.writer.barrier((operand,), trigger=cotangent, why="recompute")
 
-    def _keep(self, op: Op) -> None:
+    def _keep(self, writes: Sequence[int]) -> None:
         """Pins and stores what an op writes (rules 1 and 6)."""
-        written = sorted(op.writes)
+        written = sorted(writes)
         for value in (v for v in written if v in self.pinned):
             (self.writer.current[value],) = self.writer.barrier((self.writer.current[value],), why="pin")
             if value in self.transfers.values:

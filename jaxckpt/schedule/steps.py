@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxckpt.ir import Graph, Moved, Op
+from jaxckpt.ir import Graph, Moved
 
 Why = Literal["pin", "recompute", "store", "load"]
 
@@ -73,9 +73,9 @@ class Move:
 ScheduleStep = Run | Barrier | Move
 
 
-def run_of(op: Op) -> Run:
-    """The op itself as a step of a schedule, unchanged."""
-    return Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop)
+def unchanged_runs(graph: Graph) -> tuple[Run, ...]:
+    """Each op itself as a step of a schedule; ask for it with `Graph.once`, as every schedule has most of them."""
+    return tuple(Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop) for op in graph.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Phase, Prediction, Recompute, Save
-from jaxckpt.schedule import Barrier, Run, Schedule, ScheduleStep, decisions_with_axes, schedule
+from jaxckpt.schedule import Barrier, Run, Schedule, decisions_with_axes, schedule
 from jaxckpt.solve.effort import Effort, default_effort
 
 
@@ -165,23 +165,55 @@ class Problem:
         self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str, *, layers: tuple[int, ...] = ()
     ) -> tuple[GraphPlan, Replay]:
         """The same plan, and the replay that its prediction comes from."""
+        # A pin of what nobody reads later would be predicted and not carried out.
+        decisions = decisions_with_axes(self.graph, decisions)
+        may_be_read = self._read_later_at_most(decisions)
         plan = GraphPlan(
             fingerprint=self.fingerprint or self.graph.fingerprint,
-            decisions=decisions_with_axes(self.graph, decisions),
+            decisions={v: d for v, d in decisions.items() if not isinstance(d, Save) or v in may_be_read},
             stages=stages,
             layers=layers,
             strategy=strategy,
             loop_tilings=self.loop_tilings,
         )
         scheduled = schedule(self.graph, plan)
-        after_forward = (step for step in scheduled.steps if _is_after_forward(self.graph, step))
-        reads = {scheduled.origin[i] for step in after_forward for i in step.reads}
+        reads = self._read_later(scheduled)
         used = {v: d for v, d in plan.decisions.items() if isinstance(d, Recompute) or v in reads}
-        if len(used) < len(plan.decisions):  # a pin of what nobody reads later would be predicted and not carried out
+        if len(used) < len(plan.decisions):  # only in loops, and of moved values
             plan = replace(plan, decisions=used)
             scheduled = schedule(self.graph, plan)
         replayed = self._replay(scheduled)
         return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
+
+    @cached_property
+    def _read_by_later_ops(self) -> frozenset[int]:
+        """Values that the ops after the forward pass read, of any phase."""
+        return frozenset(v for op in self.graph.ops if op.phase is not Phase.FORWARD for v in op.reads)
+
+    def _read_later(self, scheduled: Schedule) -> set[int]:
+        """Values that clones, ops after the forward pass, and the barriers before them read."""
+        changed = (s for s in scheduled.steps if (s.is_clone if isinstance(s, Run) else isinstance(s, Barrier)))
+        later = (s for s in changed if isinstance(s, Run) or s.is_in_backward)
+        return self._read_by_later_ops.union(scheduled.origin[i] for step in later for i in step.reads)
+
+    def _read_later_at_most(self, decisions: Mapping[int, Decision]) -> set[int]:
+        """At least the values that `_read_later` finds, without a schedule; the same ones in a step without loops.
+
+        Where loops read slices and invariants is left to the schedule.
+        """
+        graph, found = self.graph, set(self._read_by_later_ops)
+        available, slices = graph.available, graph.slices
+        pending = list(found)
+        while pending:
+            value = pending.pop()
+            decision = decisions.get(value)
+            is_saved = value in available if decision is None else not isinstance(decision, Recompute)
+            op = graph.producer[value]
+            if op is not None and (not is_saved or value in slices):
+                unseen = [v for v in graph.ops[op].reads if v not in found]
+                found.update(unseen)
+                pending.extend(unseen)
+        return found
 
     def replay(self, plan: GraphPlan) -> Replay:
         """Predicted memory and time of a plan, step by step."""
@@ -251,8 +283,3 @@ def decisions_saving(
             decisions[v] = Recompute()
     return {**decisions, **problem.required}
 
-
-def _is_after_forward(graph: Graph, step: ScheduleStep) -> bool:
-    if isinstance(step, Run):
-        return step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD
-    return isinstance(step, Barrier) and step.is_in_backward
