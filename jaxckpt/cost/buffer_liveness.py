@@ -66,6 +66,9 @@ class BufferLiveness:
         """For each instance that is stored an iteration later what the last iteration has made."""
 
         for at, step in enumerate(kernels.schedule.steps):
+            if kernels.by_step[at] is None and not graph.loops and isinstance(step, Run):
+                self.clock.pass_step()
+                continue
             self.clock.begin(step.loop)
             if isinstance(step, Run):
                 if (kernel := kernels.by_step[at]) is not None:
@@ -78,7 +81,7 @@ class BufferLiveness:
                 self._load_in_loop(at, step, step.loop)
             else:
                 self._store_in_loop(at, step, step.loop)
-            self.clock.end(loop for loop in graph.path(step.loop) if at == self.loops.last[loop])
+            self.clock.end([loop for loop in graph.path(step.loop) if at == self.loops.last[loop]])
         self._stack_residuals()
         self._count_iterations()
 

@@ -117,6 +117,10 @@ class StepClock:
             for around in self._graph.path(loop):
                 self._loop_began_s.setdefault(around, self._step_began_s)
 
+    def pass_step(self) -> None:
+        """Passes a step outside of loops that has no work and no copies."""
+        self.seconds.append(0.0)
+
     def end(self, loops: Iterable[int] = ()) -> None:
         """Ends a step, the last one of some loops."""
         for loop in loops:

@@ -54,19 +54,20 @@ class FusionAnalysis:
     def run(self, step: Run) -> SourceBytes:
         """Decides where the results of one step are; returns what its kernel reads."""
         # One function: it runs for every step of every replay, and a call costs more than a branch.
-        op, materialised = step.op, self.materialised
-        reads = self._read_bytes(op, step)
+        op, materialised, sources, read = step.op, self.materialised, self.sources, step.reads
+        reads = self._merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
+        if op in self.rules.partial_reads or op in self.rules.gathers:
+            reads = self._read_part(step, reads)
         for instance in step.writes:
-            is_free = instance in materialised or instance in self.siblings
-            has_readers = not is_free and (len(self.readers[instance]) > 1 or instance in self.picks)
-            if has_readers and self._is_cheaper_stored(op, instance, reads):
+            if instance not in materialised:
+                has_readers = len(self.readers[instance]) > 1 or instance in self.picks
+                if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, reads):
+                    sources[instance] = reads
+                    if instance in self._folded or (self.holding and self.holds_rows(step)):
+                        self.holding.add(instance)
+                    continue
                 materialised.add(instance)
-            if instance in materialised:
-                self.sources[instance] = {instance: self.size_bytes[instance]}
-                continue
-            self.sources[instance] = reads
-            if instance in self._folded or (self.holding and self.holds_rows(step)):
-                self.holding.add(instance)
+            sources[instance] = {instance: self.size_bytes[instance]}
         return reads
 
     def holds_rows(self, step: Run) -> bool:
@@ -81,25 +82,21 @@ class FusionAnalysis:
         is_expensive = bool(reads) and op in self.rules.expensive
         return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
 
-    def _read_bytes(self, op: int, step: Run) -> SourceBytes:
-        """The sources of what an op writes: those of what it reads, of a table or an array by the part that is read."""
-        reads = step.reads
-        merged = self._merged_sources(reads) if len(reads) > 1 else self.sources[reads[0]] if reads else {}
-        if op in self.rules.gathers:
-            picked_bytes, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
-            share = picked_bytes / max(1, self.size_bytes[step.reads[0]])
-            return {value: int(share * size) if value in table else size for value, size in merged.items()}
-        if op in self.rules.partial_reads:
-            written_bytes = sum(self.size_bytes[i] for i in step.writes)
-            return {value: min(read_bytes, written_bytes) for value, read_bytes in merged.items()}
-        return merged
+    def _read_part(self, step: Run, reads: SourceBytes) -> SourceBytes:
+        """Of the sources of what a gather or a slice reads, the part of a table or an array that is read."""
+        written_bytes = sum(self.size_bytes[i] for i in step.writes)
+        if step.op not in self.rules.gathers:
+            return {value: min(read_bytes, written_bytes) for value, read_bytes in reads.items()}
+        table, share = self.sources[step.reads[0]], written_bytes / max(1, self.size_bytes[step.reads[0]])
+        return {value: int(share * size) if value in table else size for value, size in reads.items()}
 
     def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
-        merged = dict(self.sources[reads[0]])
+        first = merged = self.sources[reads[0]]
         for read in reads[1:]:
             for value, read_bytes in self.sources[read].items():
-                if read_bytes > merged.get(value, -1):
+                if read_bytes > first.get(value, -1) and read_bytes > merged.get(value, -1):
+                    merged = dict(first) if merged is first else merged
                     merged[value] = read_bytes
         return merged
 
@@ -115,7 +112,7 @@ class FusionAnalysis:
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
         read_later = self._read_after_forward(steps)
-        has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
+        has_loops, needed_operands, inert = bool(rules.graph.loops), rules.needed_operands, rules.inert
         views, loaded_operands, dots = rules.same_size_views, rules.loaded_operands, rules.dots
         for step in steps:
             if has_loops:
@@ -125,6 +122,8 @@ class FusionAnalysis:
                 self.materialised.update(step.writes)
                 continue
             op = step.op
+            if op in inert:
+                continue
             if op in loaded_operands:
                 loaded[step.writes[0]] = loaded[step.reads[loaded_operands[op]]]
             if op in views:
@@ -178,10 +177,12 @@ class FusionAnalysis:
         after_forward, writes_memory = self.rules.after_forward, self.rules.writes_memory
         found: set[int] = set()
         for step in reversed(steps):
-            if isinstance(step, Run):
-                is_fused = step.op not in writes_memory and not found.isdisjoint(step.writes)
-                if is_fused or step.is_clone or step.op in after_forward:
-                    found.update(step.reads)
+            if isinstance(step, Run) and (
+                step.op in after_forward
+                or step.is_clone
+                or (step.op not in writes_memory and not found.isdisjoint(step.writes))
+            ):
+                found.update(step.reads)
         return found
 
     def _siblings_of_clones(self, steps: Sequence[ScheduleStep]) -> Mapping[int, frozenset[int]]:
@@ -199,8 +200,9 @@ class FusionAnalysis:
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.
-        outside = (step for step in steps if isinstance(step, Run) and step.loop is None)
-        reduced = {i for step in outside if _is_wide_reduction(graph, step.op) for i in step.reads}
+        wide = graph.once(_wide_reductions)
+        outside = (step for step in steps if isinstance(step, Run) and step.op in wide and step.loop is None)
+        reduced = {i for step in outside for i in step.reads}
         groups = {kernels for kernels in several.values() if reduced.isdisjoint(kernels)}
         independent = _independent(steps, groups)
         return {instance: kernels for instance, kernels in several.items() if kernels in independent}
@@ -227,10 +229,10 @@ class FusionAnalysis:
         return kernels
 
 
-def _is_wide_reduction(graph: Graph, op: int) -> bool:
-    """True if an op reduces at least 32 bits an element; narrower ones are converted in a kernel of their own."""
-    reduction = graph.ops[op]
-    return reduction.kind is Kind.REDUCTION and graph.values[reduction.reads[0]].dtype.endswith(("32", "64", "128"))
+def _wide_reductions(graph: Graph) -> frozenset[int]:
+    """Reductions of at least 32 bits an element; narrower ones are converted in a kernel of their own."""
+    reductions = (op for op in graph.ops if op.kind is Kind.REDUCTION)
+    return frozenset(op.id for op in reductions if graph.values[op.reads[0]].dtype.endswith(("32", "64", "128")))
 
 
 def _independent(steps: Sequence[ScheduleStep], groups: Collection[frozenset[int]]) -> Collection[frozenset[int]]:
@@ -246,6 +248,10 @@ def _dependencies(steps: Sequence[ScheduleStep], bit: dict[int, int]) -> dict[in
     above: dict[int, int] = {}
     found: dict[int, int] = {}
     for step in steps:
+        if len(found) == len(bit):
+            break
+        if not above and bit.keys().isdisjoint(step.writes):
+            continue
         reads = step.reads
         if isinstance(step, Barrier) and step.trigger is not None:
             reads = (*reads, step.trigger)

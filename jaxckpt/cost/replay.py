@@ -118,7 +118,8 @@ def _moved_updates(graph: Graph, schedule: Schedule) -> dict[int, int]:
     available = [0] * len(schedule.origin)
     begins: dict[int | None, int] = {}
     for at, step in enumerate(schedule.steps):
-        begins.setdefault(step.loop, at)
+        if step.loop is not None:
+            begins.setdefault(step.loop, at)
         position = at
         if isinstance(step, Run) and step.op in updates and not step.is_clone:
             position = max([available[i] for i in step.reads], default=at)

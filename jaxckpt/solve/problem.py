@@ -236,7 +236,8 @@ class Problem:
 
     def _prediction(self, plan: GraphPlan, scheduled: Schedule, replayed: Replay) -> Prediction:
         graph = self.graph
-        clones = (s for s in scheduled.steps if isinstance(s, Run) and (s.is_clone or graph.is_in_clone(s.loop)))
+        runs = (step for step in scheduled.steps if isinstance(step, Run))
+        clones = (s for s in runs if s.is_clone or (s.loop is not None and graph.is_in_clone(s.loop)))
         return Prediction(
             argument_bytes=graph.argument_bytes,
             output_bytes=unaliased_output_bytes(graph),
