@@ -99,7 +99,7 @@ class SharedPasses:
         if before_s is None:
             before_s, launch_s = (0.0, 0.0), self._rates.launch_s
         else:
-            traffic_bytes -= sum(size for source, size in reads.items() if self._last_pass.get(source) == kernel)
+            traffic_bytes -= sum([size for source, size in reads.items() if self._last_pass.get(source) == kernel])
         traffic_s = before_s[0] + traffic_bytes / self._rates.memory_bandwidth_bytes_per_s
         self._kernel_s[kernel] = after_s = (traffic_s, before_s[1] + arithmetic_s)
         return kernel, max(after_s) - max(before_s) + launch_s
@@ -116,7 +116,7 @@ class SharedPasses:
 
     def _comes_after(self, kernel: int, op: Op, reads: SourceBytes) -> bool:
         """True if a loop needs what a later kernel writes, or all of a reduction of this one."""
-        if max(self._ready.get(source, -1) for source in reads) > kernel:
+        if max([self._ready.get(source, -1) for source in reads]) > kernel:
             return True
         nests = op.kind is Kind.REDUCTION and op.id not in self._strided_reductions
         return not nests and any(s in self._reduced and self._ready[s] == kernel for s in reads)
@@ -124,8 +124,8 @@ class SharedPasses:
     def _last_shared(self, op: Op, reads: SourceBytes) -> int | None:
         """The last kernel that went over the largest of some operands; of an update, over any."""
         largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
-        shared = (source for source, size in reads.items() if size >= largest_bytes)
-        return max((self._last_pass[source] for source in shared if source in self._last_pass), default=None)
+        last = self._last_pass
+        return max([last[s] for s, size in reads.items() if size >= largest_bytes and s in last], default=None)
 
 
 class ScheduleKernels:
@@ -195,13 +195,12 @@ class ScheduleKernels:
         sources[write] = {write: size_bytes[write]}
 
     def _run(self, at: int, step: Run) -> StepKernel | None:
-        reads = self.fusion.run(step)
-        chain_s, before_s = self.chain_s, 0.0
+        fusion, chain_s, before_s = self.fusion, self.chain_s, 0.0
+        reads, materialised = fusion.run(step), fusion.materialised
         for instance in step.reads:  # far quicker than `max` over a generator
             if chain_s[instance] > before_s:
                 before_s = chain_s[instance]
         arithmetic_s = self.arithmetic.vector_s[step.op] + before_s
-        materialised = self.fusion.materialised
         written = []
         for instance in step.writes:
             if instance in materialised:
@@ -213,7 +212,7 @@ class ScheduleKernels:
             return None
         arithmetic_s = max(arithmetic_s, self.arithmetic.matrix_s[op.id])
         seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
-        if step.is_clone or self.graph.is_in_clone(step.loop):
+        if step.is_clone or (step.loop is not None and self.graph.is_in_clone(step.loop)):
             self.recompute_s += seconds
         return StepKernel(reads, written, seconds)
 
@@ -223,7 +222,9 @@ class ScheduleKernels:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
         kernel = at
         if op.id in self.fusion.rules.loops and not self.fusion.holds_rows(step):
-            siblings = frozenset().union(*(self.siblings.get(instance, ()) for instance in written))
+            siblings = frozenset[int]()
+            if not self.siblings.keys().isdisjoint(written):
+                siblings = siblings.union(*(self.siblings.get(instance, ()) for instance in written))
             kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s, siblings)
             self.passes.touch(kernel, (*reads, *written))
         elif ALL_ITERATIONS in op.effects:
@@ -233,7 +234,7 @@ class ScheduleKernels:
         self.passes.write(kernel, op, written)
         if op.exchange_bytes:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
-        return kernel_s * self.graph.runs_per_step(step.loop)
+        return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)
 
     def _traffic_bytes(self, op: Op, step: Run, reads: SourceBytes, written: Sequence[int]) -> int:
         """Bytes that one run of a kernel reads and writes.
@@ -247,4 +248,4 @@ class ScheduleKernels:
             base, updates = step.reads[0], step.reads[1 if op.primitive == "dynamic_update_slice" else -1]
             others = sum(size for source, size in reads.items() if source not in sources[base])
             return others + 2 * size_bytes[updates]
-        return sum(reads.values()) + sum(size_bytes[instance] for instance in written) + op.traffic_bytes
+        return sum(reads.values()) + sum([size_bytes[instance] for instance in written]) + op.traffic_bytes

@@ -15,5 +15,7 @@ def connected_components(edges: Iterable[tuple[int, int]]) -> tuple[dict[int, in
 
     for left, right in edges:
         parent.setdefault(left, left)
-        parent[root(left)] = root(first.setdefault(right, left))
+        other = first.setdefault(right, left)
+        if other != left:
+            parent[root(left)] = root(other)
     return {left: root(left) for left in parent}, {right: root(left) for right, left in first.items()}

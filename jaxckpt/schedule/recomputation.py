@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
@@ -23,6 +23,7 @@ from jaxckpt.schedule.transfers import Transfers
 
 _OF_BRANCH = -1
 """The stage of all that one branch of a cond recomputes for another one."""
+_HAS_PRODUCER = "only inputs and constants have no producer, and they are always available"
 
 
 class Availability:
@@ -38,6 +39,8 @@ class Availability:
         dropped = {v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)}
         self.dropped = frozenset(dropped - graph.slices - graph.indices)
         self._kept = (graph.available | plan.decisions.keys()) - self.dropped
+        self.is_kept = self._kept.__contains__
+        """True if a value is available in every body; in a step without loops no other value is available."""
         self._loop_invariants: dict[int, frozenset[int]] = {}
         self.is_broadcast = cache(lambda value: is_broadcast(graph, value))
         """True if a value is recomputed in the very body that reads it: it is much larger than its arguments."""
@@ -277,34 +280,37 @@ class Recomputation:
 
     def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:
         """The ops of one body that have to run again for some values, and the values that they start from."""
-        depth = max(map(self._availability.depth, wanted), default=0)
-        ops, sources = set[int](), set[int]()
+        graph, ops, sources = self._graph, set[int](), set[int]()
+        is_source = self._availability.is_kept
+        if graph.loops:
+            is_source = partial(self._is_source, max(map(self._availability.depth, wanted), default=0))
         pending = [v for v in wanted if v not in known]
         while pending:
-            op = self._producer(pending.pop())
+            op = graph.producer[pending.pop()]
+            assert op is not None, _HAS_PRODUCER
             if op in ops:
                 continue
             ops.add(op)
-            for read in self._graph.ops[op].reads:
+            for read in graph.ops[op].reads:
                 if read not in known:
-                    pending.append(read) if self._is_recomputed_at(depth, read) else sources.add(read)
+                    sources.add(read) if is_source(read) else pending.append(read)
         return ops, sources
 
-    def _is_recomputed_at(self, depth: int, value: int) -> bool:
-        """True if a value is recomputed together with its readers, in a body of this depth."""
-        if self._availability.is_available(value, self._writer.loop):
-            return False
-        return value not in self._graph.slices and self._availability.depth(value) == depth
+    def _is_source(self, depth: int, value: int) -> bool:
+        """False if a value is recomputed together with its readers, in a body of this depth."""
+        if value in self._graph.slices or self._availability.depth(value) != depth:
+            return True
+        return self._availability.is_available(value, self._writer.loop)
 
     def _clone(self, op: int, clones: _Clones) -> None:
         clones.ops.add(op)
-        writer, own = self._writer, self._graph.ops[op]
-        reads = tuple(clones.instances.get(v, writer.current[v]) for v in own.reads)
+        writer, own, instances = self._writer, self._graph.ops[op], clones.instances
+        reads = tuple([instances[v] if v in instances else writer.current[v] for v in own.reads])
         writes = tuple(map(writer.new_instance, own.writes))
-        after = clones.instances.get(self.initialisers[op]) if op in self.initialisers else None
+        after = instances.get(self.initialisers[op]) if op in self.initialisers else None
         writer.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=writer.loop, after=after))
         for value, instance in zip(own.writes, writes, strict=True):
-            clones.instances.setdefault(value, instance)
+            instances.setdefault(value, instance)
 
     def _is_read_in(self, body: int | None, value: int) -> bool:
         """True if a value is recomputed in a loop's body itself (outside of all for None) for an op there."""
@@ -317,5 +323,5 @@ class Recomputation:
 
     def _producer(self, value: int) -> int:
         op = self._graph.producer[value]
-        assert op is not None, "only inputs and constants have no producer, and they are always available"
+        assert op is not None, _HAS_PRODUCER
         return op
