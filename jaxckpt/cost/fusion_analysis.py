@@ -112,7 +112,7 @@ class FusionAnalysis:
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
         read_later = self._read_after_forward(steps)
-        has_loops, needed_operands, inert = bool(rules.graph.loops), rules.needed_operands, rules.inert
+        has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.loaded_operands, rules.dots
         for step in steps:
             if has_loops:
@@ -122,8 +122,6 @@ class FusionAnalysis:
                 self.materialised.update(step.writes)
                 continue
             op = step.op
-            if op in inert:
-                continue
             if op in loaded_operands:
                 loaded[step.writes[0]] = loaded[step.reads[loaded_operands[op]]]
             if op in views:
@@ -160,8 +158,8 @@ class FusionAnalysis:
 
     def _stores_exponentials(self, step: Run, read_later: set[int]) -> bool:
         """Rule 5: True if a step writes exponentials of a softmax that a backward pass finds in memory."""
-        is_read_later = step.is_clone or not read_later.isdisjoint(step.writes)
-        return is_read_later and step.op in self.rules.rows.stored_exponentials
+        is_stored = step.op in self.rules.rows.stored_exponentials
+        return is_stored and (step.is_clone or not read_later.isdisjoint(step.writes))
 
     def _materialise_across_loops(self, step: ScheduleStep, shown: Sequence[int]) -> None:
         """Rule 7: an instance of an inner loop is stacked as it is read, one of an outer level as its views show it."""

@@ -83,7 +83,6 @@ class FusionRules:
       expensive: Rule 3: forward ops of many instructions an element.
       never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
       loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
-      inert: Ops of which none of the rules 1, 4, 5 and 6 says that something must be in memory.
     """
 
     graph: Graph
@@ -100,7 +99,6 @@ class FusionRules:
     expensive: Ops
     never_materialised: Ops
     loops: Ops
-    inert: Ops
 
 
 def unfolded_rules(graph: Graph) -> FusionRules:
@@ -114,29 +112,21 @@ def unfolded_rules(graph: Graph) -> FusionRules:
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
-    loaded_operands = {op: position for op, position in loaded.items() if position is not None}
-    needed_operands = tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops)
-    writes_memory = ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels
-    rows, same_size_views = _row_rules(graph, layouts), ops(lambda op: is_view_of(graph, op)) - copies
-    gathers = ops(lambda op: op.primitive == "gather")
-    ruled = frozenset(loaded_operands) | writes_memory | same_size_views | gathers
-    ruled |= rows.row_reductions | rows.stored_exponentials
     return FusionRules(
         graph=graph,
-        rows=rows,
-        needed_operands=needed_operands,
-        loaded_operands=loaded_operands,
+        rows=_row_rules(graph, layouts),
+        needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
+        loaded_operands={op: position for op, position in loaded.items() if position is not None},
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
-        writes_memory=writes_memory,
-        same_size_views=same_size_views,
+        writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
+        same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
         dots=ops(lambda op: op.primitive == "dot_general"),
         after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
-        gathers=gathers,
+        gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - copies | fused_scatters,
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
-        inert=ops(lambda op: not needed_operands[op.id]) - ruled,
     )
 
 

@@ -74,9 +74,7 @@ def arguments_only_broadcast(graph: Graph, clones: Collection[int]) -> set[int]:
     shown: dict[int, int] = {}
     """For each view of one argument the argument."""
     for op in map(graph.ops.__getitem__, sorted(clones)):
-        for read in op.reads:
-            if graph.producer[read] is None:
-                shown[read] = read
+        shown.update({v: v for v in op.reads if graph.producer[v] is None})
         if shown.keys().isdisjoint(op.reads):
             continue
         if op.kind is Kind.VIEW and len(op.reads) == 1 and op.reads[0] in shown:

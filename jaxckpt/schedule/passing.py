@@ -44,6 +44,8 @@ class GradAccumulators:
         readers = ((v, graph.readers[v]) for v in written)
         self._producer = graph.producer
         self._finished = tuple(filter(None, (_small_gradient(graph, v) for v in written)))
+        self._finished_by = [self._written_by(views[0]) for views in self._finished]
+        """For each small gradient the op that computes it, ascending."""
         self._added = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
         """For each of these values, in the order in which they are written, the op that adds it, its only reader."""
         self._order = tuple(self._added)
@@ -67,8 +69,9 @@ class GradAccumulators:
         A gradient is transposed where it is computed, and only the transposed array is read later: the last view that
         is written before the op `last` is given. XLA drops operands of a barrier that nobody reads behind it.
         """
-        begin, end = (bisect_left(self._finished, op, key=lambda views: self._written_by(views[0])) for op in (first, last))
-        return [[v for v in views if self._written_by(v) < last][-1] for views in self._finished[begin:end]]
+        begin, end = (bisect_left(self._finished_by, op) for op in (first, last))
+        finished = self._finished[begin:end]
+        return [[v for v in views if self._written_by(v) < last][-1] for views in finished]
 
     def _written_by(self, value: int) -> int:
         return self._producer[value] or 0

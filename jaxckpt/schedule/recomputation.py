@@ -272,8 +272,7 @@ class Recomputation:
         clones.instances.update(instances)
 
     def _sums_passing(self, reader: int) -> list[int]:
-        """Running sums and small gradients computed before an op: each of the latter passes the first barrier (rule 9).
-        """
+        """Running sums, and small gradients that pass no barrier before, computed before an op (rule 9)."""
         finished = self.accumulators.finished_between(self._finished_before, reader)
         self._finished_before = max(reader, self._finished_before)
         return [*finished, *self.accumulators.live_at(reader)]

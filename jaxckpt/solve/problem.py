@@ -109,6 +109,20 @@ class Problem:
         return free - {v for v, decision in self.required.items() if isinstance(decision, Recompute)}
 
     @cached_property
+    def memberships(self) -> tuple[tuple[bool, ...], ...]:
+        """For each value the sets of this problem that it is in: equal for values with the same options."""
+        sets = (
+            self.worth_saving,
+            self.read_after_forward,
+            self.needed,
+            self.fusion.materialised,
+            self.graph.results,
+            self.fusion.rules.rows.values,
+        )
+        values = range(len(self.graph.values))
+        return tuple(zip(*(map(each.__contains__, values) for each in sets), strict=True))
+
+    @cached_property
     def reach(self) -> Mapping[int, tuple[int, int]]:
         """For each value worth saving its producer and its last reader in the forward pass, fused ones too."""
         graph, sources = self.graph, self.fusion.sources
@@ -192,9 +206,9 @@ class Problem:
 
     def _read_later(self, scheduled: Schedule) -> set[int]:
         """Values that clones, ops after the forward pass, and the barriers before them read."""
-        changed = (s for s in scheduled.steps if (s.is_clone if isinstance(s, Run) else isinstance(s, Barrier)))
-        later = (s for s in changed if isinstance(s, Run) or s.is_in_backward)
-        return self._read_by_later_ops.union(scheduled.origin[i] for step in later for i in step.reads)
+        clones = (step for step in scheduled.steps if isinstance(step, Run) and step.is_clone)
+        barriers = (step for step in scheduled.steps if isinstance(step, Barrier) and step.is_in_backward)
+        return {*self._read_by_later_ops, *(scheduled.origin[i] for s in (*clones, *barriers) for i in s.reads)}
 
     def _read_later_at_most(self, decisions: Mapping[int, Decision]) -> set[int]:
         """At least the values that `_read_later` finds, without a schedule; the same ones in a step without loops.
@@ -283,4 +297,3 @@ def decisions_saving(
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()
     return {**decisions, **problem.required}
-

@@ -67,18 +67,10 @@ class StageProblem:
     def key(self) -> tuple[object, ...]:
         """Equal for stages of one step that have the same options, position by position."""
         problem, values = self.problem, self.induced_subgraph.values
-        sets = (
-            self.saved,
-            problem.worth_saving,
-            problem.read_after_forward,
-            problem.needed,
-            problem.fusion.materialised,
-            problem.graph.results,
-            problem.fusion.rules.rows.values,
-        )
-        memberships = tuple(tuple(v in each for each in sets) for v in values)
+        saved, of_values = tuple(map(self.saved.__contains__, values)), problem.memberships
+        memberships = tuple([of_values[v] for v in values])
         required = tuple((i, problem.required[v]) for i, v in enumerate(values) if v in problem.required)
-        return self.induced_subgraph.structure, len(self.ops), self.num_earlier, memberships, required
+        return self.induced_subgraph.structure, len(self.ops), self.num_earlier, saved, memberships, required
 
     @cached_property
     def subproblem(self) -> Problem:
