@@ -92,13 +92,12 @@ class FusionAnalysis:
 
     def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
-        first = merged = self.sources[reads[0]]
+        first, larger = self.sources[reads[0]], dict[int, int]()
         for read in reads[1:]:
             for value, read_bytes in self.sources[read].items():
-                if read_bytes > first.get(value, -1) and read_bytes > merged.get(value, -1):
-                    merged = dict(first) if merged is first else merged
-                    merged[value] = read_bytes
-        return merged
+                if read_bytes > first.get(value, -1) and read_bytes > larger.get(value, -1):
+                    larger[value] = read_bytes
+        return {**first, **larger} if larger else first
 
     ### What must be in memory
 

@@ -204,11 +204,15 @@ class Problem:
         """Values that the ops after the forward pass read, of any phase."""
         return frozenset(v for op in self.graph.ops if op.phase is not Phase.FORWARD for v in op.reads)
 
-    def _read_later(self, scheduled: Schedule) -> set[int]:
+    def _read_later(self, scheduled: Schedule) -> frozenset[int]:
         """Values that clones, ops after the forward pass, and the barriers before them read."""
-        clones = (step for step in scheduled.steps if isinstance(step, Run) and step.is_clone)
-        barriers = (step for step in scheduled.steps if isinstance(step, Barrier) and step.is_in_backward)
-        return {*self._read_by_later_ops, *(scheduled.origin[i] for s in (*clones, *barriers) for i in s.reads)}
+        instances = (
+            instance
+            for step in scheduled.steps
+            if (isinstance(step, Run) and step.is_clone) or (isinstance(step, Barrier) and step.is_in_backward)
+            for instance in step.reads
+        )
+        return self._read_by_later_ops.union(map(scheduled.origin.__getitem__, instances))
 
     def _read_later_at_most(self, decisions: Mapping[int, Decision]) -> set[int]:
         """At least the values that `_read_later` finds, without a schedule; the same ones in a step without loops.
