@@ -1,9 +1,10 @@
-"""Common subexpression elimination (value numbering) of rematerialised clones, and dead code elimination.
+"""Common subexpression elimination (value numbering) of clones and repetitions, and dead code elimination.
 
 Two equations with the same primitive, parameters and operands compute the same. Rules:
 
-1. Only clones (`Equation.in_user_remat`) are replaced, by any earlier equation. So a user's `jax.checkpoint` is undone
-   and nothing else changes.
+1. Clones (`Equation.in_user_remat`) are replaced by any earlier equation, so that a user's `jax.checkpoint` is undone.
+   Where a function repeats a product outside of a backward pass, equations that it repeats are replaced: two `jax.jvp`
+   of one network compute its values twice, and XLA once. Nothing else changes.
 2. `optimization_barrier`s among the clones go, and so do roundings of a value to its own precision, which a
    checkpoint's policy leaves on what it saves: both exist to forbid rule 1.
 3. Bodies are equal if their equations are. Other parameters that cannot be compared are equal if they are one object.
@@ -22,7 +23,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxckpt import _compat
 from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE
+from jaxckpt.ir.scope import TRANSPOSE
 from jaxckpt.program.flat_program import (
     AnyJaxpr,
     Atom,
@@ -36,19 +39,36 @@ from jaxckpt.program.flat_program import (
 from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS
 from jaxckpt.program.open_loops import Visibility
 
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
 
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
-    """Replaces clones of the user's own `jax.checkpoint` by the earlier equations that compute the same."""
-    if not any(equation.in_user_remat or _is_identity_rounding(equation.eqn) for equation in program.equations):
-        return program
-    elimination = _Elimination(program.loops)
-    for equation in program.equations:
-        elimination.add(equation)
-    return program.replace(
-        equations=tuple(elimination.equations),
-        outvars=tuple(map(elimination.current, program.outvars)),
-        loops=tuple(map(elimination.current_loop, program.loops)),
-    )
+    """Replaces clones of the user's own `jax.checkpoint`, and repetitions, by equal equations before them."""
+    if _may_repeat(program.equations):
+        elimination = _Elimination.of(program, repetitions=True)
+        if elimination.repeated & _PRODUCTS:
+            return elimination.program(program)
+    if any(equation.in_user_remat or _is_identity_rounding(equation.eqn) for equation in program.equations):
+        return _Elimination.of(program, repetitions=False).program(program)
+    return program
+
+
+def _may_repeat(equations: Sequence[Equation]) -> bool:
+    """True if two products outside of a backward pass read one variable as the same operand: else none is repeated."""
+    seen: set[Hashable] = set()
+    for equation in equations:
+        eqn = equation.eqn
+        if eqn.primitive.name in _PRODUCTS and not equation.in_user_remat and not _is_transposed(equation):
+            operands = {(v, position) for position, v in enumerate(eqn.invars) if isinstance(v, jex.Var)}
+            if not seen.isdisjoint(operands):
+                return True
+            seen |= operands
+    return False
+
+
+def _is_transposed(equation: Equation) -> bool:
+    """True for an equation of a backward pass."""
+    return any(mark == TRANSPOSE for mark in _compat.name_stack_marks(equation.eqn.source_info.name_stack))
 
 
 def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
@@ -87,10 +107,17 @@ def _is_carry(equation: Equation) -> bool:
 
 
 class _Elimination:
-    """Value numbering of one program, equation by equation."""
+    """Value numbering of one program, equation by equation.
 
-    def __init__(self, loops: Sequence[OpenLoop]) -> None:
+    Attributes:
+      equations: Those that stay.
+      repeated: Primitives of equations outside of a backward pass that were replaced, and are no clones.
+    """
+
+    def __init__(self, loops: Sequence[OpenLoop], *, repetitions: bool) -> None:
         self.equations: list[Equation] = []
+        self.repeated: set[str] = set()
+        self._repetitions = repetitions
         self._visibility = Visibility(loops, self.current)
         self._branches = frozenset(loop for loop, opened in enumerate(loops) if opened.cond_branch is not None)
         self._loop: dict[jex.Var, int | None] = {}
@@ -98,6 +125,22 @@ class _Elimination:
         self._results: dict[Hashable, Sequence[jex.Var]] = {}
         self._number: dict[jex.Var, jex.Var] = {}
         self._keys = _EquationKeys()
+
+    @classmethod
+    def of(cls, program: FlatProgram, *, repetitions: bool) -> "_Elimination":
+        """The elimination of a program's clones, and of its repetitions too if it is asked to."""
+        elimination = cls(program.loops, repetitions=repetitions)
+        for equation in program.equations:
+            elimination.add(equation)
+        return elimination
+
+    def program(self, before: FlatProgram) -> FlatProgram:
+        """The program with what stays."""
+        return before.replace(
+            equations=tuple(self.equations),
+            outvars=tuple(map(self.current, before.outvars)),
+            loops=tuple(map(self.current_loop, before.loops)),
+        )
 
     def add(self, equation: Equation) -> None:
         eqn = equation.eqn
@@ -107,7 +150,11 @@ class _Elimination:
             return
         key = self._key(equation, reads)
         earlier = self._results.get(key)
-        if equation.in_user_remat and earlier is not None and self._can_share(equation.loop, reads, earlier):
+        is_repetition = earlier is not None and self._may_replace(equation)
+        may_replace = equation.in_user_remat or is_repetition
+        if may_replace and earlier is not None and self._can_share(equation.loop, reads, earlier):
+            if is_repetition:
+                self.repeated.add(eqn.primitive.name)
             self._replacement.update(zip(eqn.outvars, earlier, strict=True))
         elif equation.in_user_remat and eqn.primitive.name == "optimization_barrier":
             self._replacement.update(zip(eqn.outvars, reads, strict=True))
@@ -116,6 +163,12 @@ class _Elimination:
             self._loop.update(dict.fromkeys(eqn.outvars, equation.loop))
             changed = any(new is not old for new, old in zip(reads, eqn.invars, strict=True))
             self.equations.append(replace(equation, eqn=eqn.replace(invars=reads) if changed else eqn))
+
+    def _may_replace(self, equation: Equation) -> bool:
+        """True for an equation outside of loops and of a backward pass, and no clone, which may be a repetition."""
+        if not self._repetitions or equation.in_user_remat or equation.loop is not None or equation.effects:
+            return False
+        return not _is_transposed(equation)
 
     def current(self, atom: Atom) -> Atom:
         """The atom itself, or the earlier one that replaces it."""

@@ -113,7 +113,7 @@ def test_second_order_forward_passes_lose_their_checkpoints_too(block):
     plain = trace_step(make_step(BLOCKS[block], order=2), W, X).graph
     undone = trace_step(make_step(jax.checkpoint(BLOCKS[block]), order=2), W, X).graph
     assert counted(undone)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
-    assert len(undone.ops) <= 1.1 * len(plain.ops)
+    assert len(undone.ops) <= 1.15 * len(plain.ops)
 
 
 @pytest.mark.parametrize("wrap", ["everything", "dots"])
@@ -135,10 +135,34 @@ def test_loops_keep_their_recomputation_in_the_backward():
     assert counted(graph)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
 
 
-def test_duplicates_outside_a_checkpoint_stay():
-    graph = trace_step(make_step(BLOCKS["twice_the_same"]), W, X).graph
-    sines = [op for op in graph.ops if op.primitive == "sin" and op.phase is Phase.FORWARD]
-    assert len(sines) == 4
+def test_a_product_that_a_function_repeats_is_computed_once_with_all_before_it():
+    def repeats(x, w):
+        return jnp.tanh(jnp.sin(x) @ w) * jnp.cos(jnp.sin(x) @ w)
+
+    once, twice = (
+        trace_step(make_step(block), W, X).graph
+        for block in (lambda x, w: (lambda y: jnp.tanh(y) * jnp.cos(y))(jnp.sin(x) @ w), repeats)
+    )
+    assert counted(twice)[Phase.FORWARD, "contraction"] == counted(once)[Phase.FORWARD, "contraction"]
+    assert sum(op.primitive == "sin" for op in twice.ops) == sum(op.primitive == "sin" for op in once.ops)
+
+
+def test_two_derivatives_of_one_network_share_its_values():
+    def by(x, w, direction):
+        return jax.jvp(lambda x: jnp.tanh(x @ w) @ w, (x,), (direction,))[1]
+
+    def step(w, x):
+        return jax.grad(lambda w: (by(x, w, jnp.ones_like(x)) * by(x, w, x)).sum())(w)
+
+    graph = trace_step(step, W, X).graph
+    assert sum(op.primitive == "tanh" for op in graph.ops) == 1
+    ours = jax.jit(jax.extend.core.jaxpr_as_fun(trace_step(step, W, X).jaxpr))(W, X)
+    np.testing.assert_allclose(ours[0], jax.jit(step)(W, X), rtol=1e-5)
+
+
+def test_elementwise_ops_that_a_function_repeats_stay_where_no_product_is_repeated():
+    graph = trace_step(make_step(lambda x, w: jnp.sin(x) + jnp.sin(x) @ w), W, X).graph
+    assert sum(op.primitive == "sin" and op.phase is Phase.FORWARD for op in graph.ops) == 4
 
 
 def test_a_print_inside_a_checkpoint_happens_once():
