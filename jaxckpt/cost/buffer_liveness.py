@@ -115,6 +115,8 @@ class BufferLiveness:
             self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
             self.flattened.add(instance)
+        if instance in self.kernels.fusion.epilogue_ends:
+            return
         if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
             self.in_place.add(instance)
 

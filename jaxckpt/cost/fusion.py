@@ -26,6 +26,9 @@ counted equation by equation. These rules mark the values that are materialised,
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).
 7. A value of one loop that another one reads is in memory, once for every iteration, and so is a value of an outer
    level that is read in a loop's body.
+8. A product goes on with elementwise ops before it writes: with its result as their only reader's operand, and besides
+   it arguments, what passed a barrier, and what other products wrote, or broadcasts of these (XLA's fusion of matrix
+   products, which comes before all other fusion). A result of few tiles is split along the sum instead.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
@@ -63,6 +66,7 @@ class Fusion:
       rules: Hold for any plan.
       materialised: Values that some kernel writes to memory.
       optional: Forward values inside a kernel that are smaller than their sources.
+      inside_products: Values that a matrix product computes on the way to what it writes.
       fused_into_dots: Operands of matrix products that are not in memory: the products compute them of what they load.
       argument_derived: Values made of arguments and constants by views and elementwise ops alone: casts of parameters,
         masks, positions. They cost next to nothing to recompute and are never worth saving.
@@ -72,6 +76,7 @@ class Fusion:
     rules: FusionRules
     materialised: frozenset[int]
     optional: frozenset[int]
+    inside_products: frozenset[int]
     fused_into_dots: frozenset[int]
     argument_derived: frozenset[int]
     sources: tuple[SourceBytes, ...]
@@ -83,11 +88,12 @@ def fuse(graph: Graph) -> Fusion:
     analysis, _ = _run(rules, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)
     unwritten = {v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes} - materialised - derived
-    loaded = {strip_views(graph, v) for op in rules.dots for v in graph.ops[op].reads}
+    loaded = {strip_views(graph, v) for op in rules.products.dots for v in graph.ops[op].reads}
     return Fusion(
         rules=rules,
         materialised=materialised,
         optional=frozenset(v for v in unwritten if _is_optional(graph, v, analysis.sources[v])),
+        inside_products=frozenset(analysis.inside_products),
         fused_into_dots=frozenset(loaded) - materialised - derived,
         argument_derived=derived,
         sources=tuple(analysis.sources),

@@ -1,6 +1,6 @@
 """Fusion of a schedule: one pass back finds who reads what, one pass forth what is in memory (`FusionAnalysis.run`).
 
-Values that must be in memory (rules 1, 2, 4 to 7 of `fusion`) come first: rule 3 counts kernels, and which ops share a
+Values that must be in memory (rules 1, 2, 4 to 8 of `fusion`) come first: rule 3 counts kernels, and which ops share a
 kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
@@ -13,6 +13,7 @@ from jaxckpt.schedule import Barrier, Run, ScheduleStep
 SourceBytes = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
 
+_SCALAR_BYTES = 8
 _MANY = 4
 """Readers are counted up to here. With 2 the median error of seconds is 6.0%, with 4 and 8 it is 4.0% (`python -m
 benchmarks.constants`)."""
@@ -28,6 +29,8 @@ class FusionAnalysis:
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
       picks: For every table of gathers that pick each element several times how many times they do.
       siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
+      epilogue_ends: Instances that products write behind elementwise ops.
+      inside_products: Results of these products, and of such ops before the last.
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
     """
 
@@ -40,6 +43,7 @@ class FusionAnalysis:
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
         self.picks: dict[int, int] = {}
+        self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
         self._folded: set[int] = set()
         """Row reductions that are fused into the kernels that read them."""
         self._loop: dict[int, int | None] = {}
@@ -102,7 +106,7 @@ class FusionAnalysis:
     ### What must be in memory
 
     def _materialise_required(self, steps: Sequence[ScheduleStep]) -> None:
-        """Rules 1, 2, 4 to 7.
+        """Rules 1, 2, 4 to 8.
 
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
         too, that a matrix product applies to what it loads.
@@ -110,9 +114,10 @@ class FusionAnalysis:
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
+        self.materialised.update(self.epilogue_ends)
         read_later = self._read_after_forward(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
-        views, loaded_operands, dots = rules.same_size_views, rules.loaded_operands, rules.dots
+        views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -134,6 +139,41 @@ class FusionAnalysis:
                 needed = loaded if op in dots else shown
                 self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
+    def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
+        """Rule 8: what products write behind elementwise ops, and what is before that in their kernels."""
+        # One function: it runs for every step of every replay, and a call costs more than a branch.
+        rules, size_bytes = self.rules, self.size_bytes
+        products, epilogues = rules.products.with_epilogues, rules.products.epilogues
+        views, given = rules.products.views, rules.products.given
+        readers = [0] * len(size_bytes)
+        for step in steps:
+            for instance in step.reads:
+                readers[instance] += 1
+        for instance in outputs:
+            readers[instance] += 1
+        passed = {*rules.graph.inputs, *rules.graph.constants}
+        """Operands that an epilogue may read besides: arguments, and results of barriers."""
+        written: dict[int, int | None] = {}
+        """Results of products, each with the loop in whose body it is computed."""
+        before, ends = set[int](), set[int]()
+        for step in steps:
+            if not isinstance(step, Run) or step.op in given:
+                passed.update(step.writes)
+            elif step.op in products:
+                written[step.writes[0]] = step.loop
+            elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
+                passed.update(step.writes)
+            elif step.op in epilogues:
+                lone = (i for i in step.reads if readers[i] == 1 and i in written and written[i] == step.loop)
+                result = next(lone, None)
+                if result is not None and all(i == result or i in passed or i in written for i in step.reads):
+                    del written[result]
+                    written[step.writes[0]] = step.loop
+                    before.add(result)
+                    ends.discard(result)
+                    ends.add(step.writes[0])
+        return ends, before
+
     def _count_picks(self, gather: Run, table: int) -> None:
         """Rule 3: a gather that picks each element of its table k times reads it as k kernels do."""
         times = sum(self.size_bytes[i] for i in gather.writes) // max(1, self.size_bytes[table])
@@ -145,6 +185,8 @@ class FusionAnalysis:
         if step.op in self.rules.rows.row_reductions:
             where = self._folded if self._folds(step, read_later) else self.materialised
             where.add(step.writes[0])
+        elif step.op in self.rules.products.with_epilogues and step.writes[0] in self.inside_products:
+            return
         elif step.op in self.rules.writes_memory or self._stores_exponentials(step, read_later):
             self.materialised.update(step.writes)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
-from jaxckpt.ir.regions import SLICE
+from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.layout import Layouts, copied_views
 from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
@@ -26,6 +26,18 @@ _EXPENSIVE = frozenset(
 """Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
 _EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
 """Ops that become a polynomial; their operand is used at many places of it."""
+_EPILOGUE = frozenset(
+    {
+        "add", "add_any", "sub", "mul", "div", "max", "min", "neg", "abs", "exp", "tanh", "log", "sin", "cos", "sqrt",
+        "rsqrt", "logistic", "select_n", "convert_element_type", "reshape", "squeeze", "expand_dims",
+    }
+)  # fmt: skip
+"""Ops that a matrix product applies to its result before it is written."""
+_MOST_GROWTH_BYTES = 1024
+"""An op whose result is larger than its operands by more than this stays out of the product's kernel, as in XLA."""
+_TILES_ELEMENTS = 128 * 128 * 128
+"""Results of fewer elements than this, 128 tiles of a usual size, do not keep a device busy: compilers split such a
+product along the axis that it sums over, and add the parts up in another kernel, which its readers join."""
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
@@ -66,17 +78,36 @@ class RowRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRules:
+    """Rules 1 and 8, by op: which ops the kernel of a matrix product computes besides.
+
+    Attributes:
+      dots: Products that apply elementwise ops to what they load.
+      loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
+      with_epilogues: Products that may go on with their result before they write it.
+      epilogues: Ops that they may apply to it.
+      views: Views that show their operand in the order of its elements, such as a broadcast of a bias.
+      given: Barriers of the step's own and carries of loops, whose results are there like arguments.
+    """
+
+    dots: Ops
+    loaded_operands: Mapping[int, int]
+    with_epilogues: Ops
+    epilogues: Ops
+    views: Ops
+    given: Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FusionRules:
     """The rules that hold for any plan of a graph.
 
     Attributes:
       needed_operands: Rule 1: for each op the positions of operands that must be in memory.
-      loaded_operands: Rule 1: for each op that a matrix product applies to what it loads, the position of its operand
-        that is no broadcast.
       transposed_stacks: Values that are transposed, all iterations at once, before a later loop reads their stack.
       writes_memory: Rules 1, 4, 6: contractions, reductions, scatters, opaque ops, ops with effects or own kernels.
       same_size_views: Rule 1: views of one array of the same size, which are in memory where that is.
-      dots: Rule 1: products that apply elementwise ops to what they load.
+      products: Rules 1 and 8: what the kernels of matrix products compute besides.
       after_forward: Rule 5: ops of the backward pass and of the update.
       gathers: Rule 1: ops that read each element as often as they pick it.
       partial_reads: Rule 1: slices, which read only as much as they write.
@@ -88,11 +119,10 @@ class FusionRules:
     graph: Graph
     rows: RowRules
     needed_operands: tuple[tuple[int, ...], ...]
-    loaded_operands: Mapping[int, int]
     transposed_stacks: frozenset[int]
     writes_memory: Ops
     same_size_views: Ops
-    dots: Ops
+    products: ProductRules
     after_forward: Ops
     gathers: Ops
     partial_reads: Ops
@@ -116,11 +146,17 @@ def unfolded_rules(graph: Graph) -> FusionRules:
         graph=graph,
         rows=_row_rules(graph, layouts),
         needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
-        loaded_operands={op: position for op, position in loaded.items() if position is not None},
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
-        dots=ops(lambda op: op.primitive == "dot_general"),
+        products=ProductRules(
+            dots=ops(lambda op: op.primitive == "dot_general"),
+            loaded_operands={op: position for op, position in loaded.items() if position is not None},
+            with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
+            epilogues=ops(lambda op: _is_epilogue(graph, op)) - copies,
+            views=ops(_keeps_order) - copies,
+            given=ops(lambda op: op.kind is Kind.BARRIER or op.primitive == CARRY),
+        ),
         after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
         gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
@@ -135,6 +171,24 @@ def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:
     additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in fused_scatters}
     readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
     return frozenset(additions | {op for op, reading in readers.items() if len(reading) > 1})
+
+
+def _has_epilogue(graph: Graph, op: Op) -> bool:
+    """True for a product whose kernel may go on with its result."""
+    is_product = op.primitive == "dot_general" and not op.effects and not op.exchange_bytes
+    return is_product and graph.elements(op.writes[0]) >= _TILES_ELEMENTS
+
+
+def _is_epilogue(graph: Graph, op: Op) -> bool:
+    """True for an op that a product may apply to its result: elementwise, and its own result is not larger."""
+    if op.primitive not in _EPILOGUE or op.effects or len(op.writes) != 1:
+        return False
+    grown_bytes = graph.values[op.writes[0]].size_bytes - sum(graph.values[v].size_bytes for v in op.reads)
+    return grown_bytes <= _MOST_GROWTH_BYTES
+
+
+def _keeps_order(op: Op) -> bool:
+    return op.kind is Kind.VIEW and op.primitive != "transpose" and len(op.reads) == 1
 
 
 def _needed(op: Op, *, scatters: bool) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ class ScheduleKernels:
         for instance in step.reads:  # far quicker than `max` over a generator
             if chain_s[instance] > before_s:
                 before_s = chain_s[instance]
-        arithmetic_s = self.arithmetic.vector_s[step.op] + before_s
+        arithmetic_s = max(self.arithmetic.vector_s[step.op] + before_s, self.arithmetic.matrix_s[step.op])
         written = []
         for instance in step.writes:
             if instance in materialised:
@@ -210,7 +210,6 @@ class ScheduleKernels:
         op = self.graph.ops[step.op]
         if not written and not op.effects:
             return None
-        arithmetic_s = max(arithmetic_s, self.arithmetic.matrix_s[op.id])
         seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
         if step.is_clone or (step.loop is not None and self.graph.is_in_clone(step.loop)):
             self.recompute_s += seconds
@@ -221,7 +220,8 @@ class ScheduleKernels:
     ) -> float:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
         kernel = at
-        if op.id in self.fusion.rules.loops and not self.fusion.holds_rows(step):
+        is_epilogue = not self.fusion.epilogue_ends.isdisjoint(written)
+        if op.id in self.fusion.rules.loops and not is_epilogue and not self.fusion.holds_rows(step):
             siblings = frozenset[int]()
             if not self.siblings.keys().isdisjoint(written):
                 siblings = siblings.union(*(self.siblings.get(instance, ()) for instance in written))

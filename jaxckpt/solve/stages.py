@@ -12,9 +12,10 @@ segments have a limit of equal bytes too.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from jaxckpt.ir import Graph
+from jaxckpt.ir import Graph, Phase
 from jaxckpt.solve.problem import Problem
 
 StageStarts = tuple[int, ...]
@@ -104,14 +105,27 @@ def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> dict[int, 
 
 
 def crossing(problem: Problem) -> list[int]:
-    """For each forward op, and the end, the bytes written before it that the forward pass reads from it on."""
+    """For each forward op, and the end, the bytes written before it that the forward pass reads from it on.
+
+    With values inside of the kernel of a matrix product: a boundary there would separate the product from its epilogue.
+    """
     graph = problem.graph
     position = {op: i for i, op in enumerate(graph.forward)}
     change = [0] * (len(position) + 1)
-    for value, (made, last) in problem.reach.items():
+    for value, (made, last) in (*problem.reach.items(), *_inside_products(problem)):
         change[position[made] + 1] += graph.residual_bytes(value)
         change[position[last] + 1] -= graph.residual_bytes(value)
     return list(accumulate(change))
+
+
+def _inside_products(problem: Problem) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Values that matrix products do not write, each with the forward ops that make it and read it."""
+    graph = problem.graph
+    for value in problem.fusion.inside_products:
+        made = graph.producer[value]
+        read = [op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD]
+        if made is not None and graph.ops[made].phase is Phase.FORWARD and read:
+            yield value, (made, read[-1])
 
 
 def _cheapest_cut(needed: list[int], crossing: list[int], limit: float) -> list[int]:
