@@ -5,6 +5,8 @@
 #   make slow      tests that take minutes
 #   make lint      format, lint and types
 #   make tables    the tables of README.md from benchmarks/results
+#   make docs      the documentation site in build/site; a broken link or a missing docstring is an error
+#   make release-check  wheel and sdist, each installed into an empty environment with both ends of the Pythons
 #   make notebooks the notebooks executed, their outputs kept; ARGS=01_quickstart runs some of them
 #   make clean     removes the environments and what tools leave behind
 #
@@ -15,7 +17,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
-EXTRAS := gpu-targets,test
+EXTRAS := gpu-targets,test,docs
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One file of tests stays in one process: what its fixtures compiled is compiled once. tests/conftest.py orders them.
@@ -23,7 +25,7 @@ PARALLEL = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && printf '%s' '-
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test slow lint tables notebooks clean
+.PHONY: demo test slow lint tables docs notebooks release-check clean
 
 demo: $(STAMP)
 	$(BIN)/jaxckpt demo $(ARGS)
@@ -42,8 +44,16 @@ lint: $(VENV)/.linters
 tables: $(STAMP)
 	$(BIN)/python -m benchmarks.tables
 
+# Not with --quiet: mkdocs then counts no warnings, and --strict never fails. The variable silences an advertisement.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "Open build/site/index.html in a browser"
+
 notebooks: $(STAMP)
 	$(BIN)/python -m benchmarks.notebooks $(ARGS)
+
+release-check:
+	.ci/release-check
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c '' 2>/dev/null || \

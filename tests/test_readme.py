@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
-README, TRAINING = ROOT / "README.md", ROOT / "docs" / "training.md"
+README, TRAINING, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "training.md", ROOT / "docs" / "tutorial.md"
 PAGES = (README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(
     r"(?P<not_run><!-- not run: \S[^\n]*-->\n+)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -49,7 +50,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [README, TRAINING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, TRAINING, TUTORIAL], ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -100,3 +101,15 @@ def test_links_lead_to_files_and_headings(page):
 def test_readme_leads_to_every_page():
     linked = {link["file"] for link in LINK.finditer(README.read_text())}
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_links_of_the_readme_are_absolute_on_a_package_index():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = README.read_text()
+    for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    source = project["project"]["urls"]["Source"]
+    assert len(links) > 25
+    assert all(link.startswith((f"{source}/blob/v$HFPR_VERSION/", f"{source}/raw/v$HFPR_VERSION/", "#")) for link in links)
+    assert all(address.startswith(source) for address in project["project"]["urls"].values())

@@ -443,8 +443,12 @@ def plan(
 
     Raises:
       InfeasibleBudgetError: No plan fits.
-      BudgetError, NoGradientError, ArgumentError, UnknownTargetError, MissingPackageError,
-      UnknownStrategyError: An argument of the call is invalid or not supported; the message says what to do.
+      BudgetError: The budget is no amount of bytes and no share of the step as written.
+      NoGradientError: The step computes no gradient.
+      ArgumentError: An argument is invalid or not supported.
+      UnknownTargetError: No target has this name.
+      MissingPackageError: The target's compiler is not installed; the message has the command.
+      UnknownStrategyError: No strategy has this name.
     """
     machine = Target(target)
     machine.require_compiler()  # before the step is traced

@@ -92,3 +92,4 @@ def simulation_report(run: Simulation | EagerRun) -> Section:
 
 
 eager_report = simulation_report
+"""The report of a run on real arrays, which has the same figures as a simulation."""
