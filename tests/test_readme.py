@@ -111,5 +111,7 @@ def test_links_of_the_readme_are_absolute_on_a_package_index():
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     source = project["project"]["urls"]["Source"]
     assert len(links) > 25
-    assert all(link.startswith((f"{source}/blob/v$HFPR_VERSION/", f"{source}/raw/v$HFPR_VERSION/", "#")) for link in links)
+    assert all(
+        link.startswith((f"{source}/blob/v$HFPR_VERSION/", f"{source}/raw/v$HFPR_VERSION/", "#")) for link in links
+    )
     assert all(address.startswith(source) for address in project["project"]["urls"].values())
