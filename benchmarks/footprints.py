@@ -1,10 +1,12 @@
 """Where the bytes of GPT-2 small are, and what it costs to know: the compile with and without its memory map.
 
 Prints the tables of the plain and of the planned step; keeps what reconciles, what is attributed to scopes, how equal
-the blocks are, what is computed again, seconds to compile, read and draw, bytes of the page.
+the blocks are, what is computed again, seconds to compile, read and draw, bytes of the page. `--pictures` only draws
+the pictures of README.md and docs/footprints.md.
 """
 
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from rich.console import Console
 
 import jaxckpt
 from benchmarks.record import keep
+from jaxckpt._units import format_bytes, parse_bytes
 from jaxckpt.cli import gpt2
 from jaxckpt.compiler import Footprint, compile_step
 from jaxckpt.hlo import Part, Role, ScopeMemory, Use, memory_from_hlo
@@ -26,24 +29,49 @@ TARGET = "h200"
 BUDGET = "6GiB"
 ROUNDS = 3
 LAYERS = 12
-PICTURE = Path(__file__).parents[1] / "docs" / "gpt2-memory.png"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def main() -> None:
+def main(*, only_pictures: bool) -> None:
     model = gpt2.training_step(layers=LAYERS, batch=8)
     planner = Planner(model.step, *model.args, target=TARGET, donate_argnums=model.donate_argnums)
     versions = {"as written": planner.unplanned, f"planned, {BUDGET}": planner.plan(budget=BUDGET).footprint}
+    jaxckpt.draw(versions["as written"], DOCS / "gpt2-memory.png")
+    draw_against_budget(versions, DOCS / "gpt2-plan.png")
+    if only_pictures:
+        return
     data: dict[str, Any] = {"target": TARGET, "layers": LAYERS, "versions": {}}
     for name, made in versions.items():
         print_report(footprint_report(made, depth=2), Console(width=160))
         data["versions"][name] = facts(made)
     data["seconds"] = seconds(model)
-    jaxckpt.draw(versions["as written"], PICTURE)
     for name, found in (*data["versions"].items(), ("seconds", data["seconds"])):
         print(name)
         for key, value in found.items():
             print(f"  {key}: {value}")
     keep("footprints", data)
+
+
+def draw_against_budget(versions: dict[str, Footprint], path: Path) -> None:
+    """Bytes over the step for the step as written and the planned one, and the budget."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 3.6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    budget_bytes = parse_bytes(BUDGET)
+    for (name, made), colour in zip(versions.items(), ("#c0392b", "#2471a3"), strict=True):
+        fixed_bytes = made.total_bytes - made.temp_bytes
+        live_gib = [(fixed_bytes + live) / 2**30 for live in made.memory.live_bytes]
+        share = [100 * kernel / len(live_gib) for kernel in range(len(live_gib))]
+        axes.fill_between(share, live_gib, step="post", color=colour, alpha=0.35, linewidth=0)
+        axes.step(share, live_gib, where="post", color=colour, label=f"{name}: total {format_bytes(made.total_bytes)}")
+    axes.axhline(budget_bytes / 2**30, color="black", linestyle="--", linewidth=1.2)
+    axes.text(99.5, budget_bytes / 2**30 + 0.15, f"budget {format_bytes(budget_bytes)}", ha="right", va="bottom")
+    axes.set(xlim=(0, 100), ylim=(0, None), xlabel="progress of the step (% of its kernels)", ylabel="memory (GiB)")
+    axes.set_title("GPT-2 small, 12 blocks, batch 8 x 1024, compiled for one H200", loc="left", fontsize=11)
+    axes.legend(loc="upper right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
 
 
 def facts(made: Footprint) -> dict[str, Any]:
@@ -132,4 +160,4 @@ def timed(run: Any) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(only_pictures="--pictures" in sys.argv)
