@@ -6,6 +6,8 @@ Planning is deterministic, so processes of one version of everything come to the
 
 from collections.abc import Callable
 
+import jax
+
 from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
 from jaxckpt.planner.plan_file import plan_from_text, text_from_plan
@@ -42,6 +44,9 @@ def plan_once(make: Callable[[], Plan]) -> Plan:
     run = _compat.distributed_run()
     if run is None:
         return make()
+    # The runtime creates the devices of all processes together. Process 0 compiles, for which its devices must exist,
+    # and would wait for a process that waits for the plan: jax 0.12.0.1 gives up after five minutes.
+    jax.local_devices()
     if run.index:
         return _received(broadcast(run, None, what="plan_once"))
     try:

@@ -76,6 +76,11 @@ def test_a_plan_made_once_is_the_same_everywhere(run):
         assert found["made once"]["made"] == ([] if index else [0])
 
 
+def test_a_plan_may_be_made_before_any_process_has_its_devices(run):
+    for found in run:
+        assert found["made before there are devices"] == found["made here"]
+
+
 def test_jit_plans_on_one_process_for_all(run):
     assert run[0]["jit's plan"] == run[1]["jit's plan"]
 

@@ -79,9 +79,11 @@ def caught(call: Callable[[], Any]) -> str:
 def main(port: str, index: int, folder: str) -> None:
     """Everything that the tests ask about, in the same order in both processes."""
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=index)
+    first = jaxckpt.plan_once(lambda: jaxckpt.Planner(step, *arrays(), target="cpu").follow(keeping(Save())))
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     args = over(mesh)
-    found: dict[str, Any] = {"devices": jax.device_count(), "local": jax.local_device_count()}
+    found: dict[str, Any] = {"made before there are devices": agree.digest(first)}
+    found |= {"devices": jax.device_count(), "local": jax.local_device_count()}
     found["unplanned"] = numbers(jax.jit(step)(*args), mesh)
     found["partitioned"] = numbers(jaxckpt.apply(step, keeping(Partition()))(*args), mesh)
     with jax.set_mesh(mesh):
