@@ -137,7 +137,7 @@ def _components(graph: Graph, home: dict[int, _Home]) -> Iterator[frozenset[int]
 
     found = DisjointSet(home)
     mesh: dict[int, str] = {}
-    for op in home:
+    for op in sorted(home):  # producers first: a segment may read a later one, where numbers in scopes mislead
         producers = [m for v in graph.ops[op].reads if (m := graph.producer[v]) in home]
         mesh[op] = graph.ops[op].placement or next((mesh[m] for m in producers if mesh[m]), "")
         for producer in producers:

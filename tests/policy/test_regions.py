@@ -7,6 +7,7 @@ import pytest
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Phase, Recompute, Save, Trait
 from jaxckpt.policy import Match, Policy, Regions, Rule, find_regions, resolve
+from jaxckpt.policy.regions import _components
 from jaxckpt.solve import Problem, plan_from_policy
 from tests.graphs import RATES, Builder
 
@@ -34,6 +35,13 @@ def ops(found):
 def test_neighbouring_scopes_stay_apart():
     graph = chain(scopes=["net/a", "net/a", "net/b", "net/b"])
     assert ops(find_regions(Regions(scope="net/?"), graph)) == [[0, 1], [2, 3]]
+
+
+def test_regions_do_not_depend_on_the_order_in_which_layers_name_their_ops():
+    # Keras numbers all layers of one class: with one norm and two dense layers in a block, all norms come first.
+    graph = chain(scopes=["norm", "dense", "dense", "norm"])
+    home = {0: ("", 0), 3: ("", 1), 1: ("", 2), 2: ("", 2)}
+    assert set(_components(graph, home)) == {frozenset({0}), frozenset({1, 2}), frozenset({3})}
 
 
 def test_merged_outputs_make_one_region_of_neighbours():
