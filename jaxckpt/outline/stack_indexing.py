@@ -73,7 +73,7 @@ def number_iterations(interface: LoopInterface, opened: OpenLoop, equations: Seq
     if not interface.picked and not counting:
         return
     last = np.int32(opened.length - 1)
-    aval = jax.typeof(jnp.int32(0))
+    aval = jax.typeof(np.int32(0))
     behind, array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
     interface.before += _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], array, like=opened.eqn)
     for place, begin in counting.items():
@@ -120,7 +120,7 @@ def add_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> None:
 
 def _counter(interface: LoopInterface, opened: OpenLoop, stride: int, around: jex.Var | None) -> jex.Var:
     """Adds a counter of slices, `stride` in an iteration; in a tile it goes on from that `around`."""
-    aval, like = jax.typeof(jnp.int32(0)), opened.eqn
+    aval, like = jax.typeof(np.int32(0)), opened.eqn
     begin = np.int32((opened.offset or 0) + ((opened.length - 1) * stride if opened.reverse else 0))
     step = np.int32(-stride if opened.reverse else stride)
     init: Atom = jex.Literal(begin, aval) if around is None else jex.Var(aval)

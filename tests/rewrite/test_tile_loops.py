@@ -9,6 +9,7 @@ import pytest
 from jaxckpt import PlanMismatchError
 from jaxckpt.ir import LoopSplit, LoopTiling, Phase
 from jaxckpt.ir.regions import CARRY, STACK
+from jaxckpt.machine import Target
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite.split_loops import with_split_loops
 from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
@@ -108,6 +109,14 @@ def test_scopes_are_those_of_the_step():
     again = {op.scope for op in made.graph.ops if op.loop is not None and made.graph.loops[op.loop].is_clone}
     assert again <= set(whole)
     assert any(scope.endswith("LayerNorm_0") for scope in again)
+    assert_same_bits(step, args, made)
+
+
+def test_loops_are_tiled_within_a_mesh_on_which_nothing_can_run():
+    step, args = make_step(layer), (W, X)
+    traced = trace_step(step, *args)
+    with jax.set_mesh(Target("h200").mesh((1,), ("data",))):
+        made = nest(traced).traced
     assert_same_bits(step, args, made)
 
 
