@@ -537,7 +537,8 @@ def _lost(objects: Sequence[tuple[str, Any]], out: Any, source: Mapping[int, int
     returned = {id(variable) for _, variable in variables_in(out)}
     for root, each in objects:
         for path, variable in variables_in(each):
-            is_written = any(id(leaf) not in source for leaf in jax.tree.leaves(variable))
+            leaves = jax.tree.leaves(variable)  # not arrays where a library keeps shardings or metadata in variables
+            is_written = any(is_array(leaf) and id(leaf) not in source for leaf in leaves)
             if is_written and id(variable) not in returned:
                 yield f"{root}{path}"
 

@@ -80,6 +80,22 @@ def test_a_jit_that_drops_what_is_written_is_refused_by_variable():
     assert trace_step(jax.jit(styles.returning_step), *args).paths
 
 
+def test_variables_that_hold_shardings_are_not_written():
+    net, _ = styles.objects()
+    graphdef, state = nnx.split(net)
+    shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state)
+
+    def step(shardings, state, x):
+        assert isinstance(jax.tree.leaves(shardings)[0], jax.sharding.Sharding)
+        net = nnx.merge(graphdef, state)
+        loss, grads = nnx.value_and_grad(styles.nnx_loss)(net, x)
+        nnx.update(net, jax.tree.map(lambda p, g: p - g, nnx.state(net, nnx.Param), grads))
+        return nnx.state(net), loss
+
+    bound = functools.update_wrapper(functools.partial(step, shardings), step)
+    assert trace_step(jax.jit(bound), state, styles.X).paths
+
+
 def test_objects_that_a_step_closes_over_and_writes_are_named():
     net, optimizer = styles.objects()
 
