@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 README, TRAINING, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "training.md", ROOT / "docs" / "tutorial.md"
-PAGES = (README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
+PAGES = (README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *RECIPES)
 BLOCK = re.compile(
     r"(?P<not_run><!-- not run: \S[^\n]*-->\n+)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
