@@ -21,7 +21,7 @@ SMALL = {
     "keras_step": 'LAYERS, ROWS, WIDTH, BUDGET = 1, 8192, 64, "26MiB"',
     "mesh": 'LAYERS, ROWS, WIDTH, BUDGET = 2, 16384, 64, "14MiB"',
     "processes": 'LAYERS, ROWS, WIDTH, BUDGET = 3, 4096, 64, "4MiB"',
-    "frontier": 'LAYERS, ROWS, WIDTH, BUDGET = 1, 8192, 256, "60MiB"',
+    "frontier": 'LAYERS, ROWS, WIDTH, BUDGET = 4, 2048, 512, "60MiB"',
     "resuming": 'LAYERS, ROWS, WIDTH, BUDGET = 3, 4096, 64, "8MiB"',
     "plan_in_ci": 'LAYERS, ROWS, WIDTH, BUDGET = 3, 8192, 256, "36MiB"',
 }
