@@ -13,10 +13,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from jaxckpt.program.flat_program import Atom, open_jaxpr, renamed
+from jaxckpt.program.flat_program import Atom, FlatProgram, open_jaxpr, renamed
 from jaxckpt.rows.axis import RowAxis
 from jaxckpt.rows.region import RowRegion
-from jaxckpt.rows.rules import RowFlow
+from jaxckpt.rows.rules import RowFlow, elementwise_body
 
 _NARROW = ("bfloat16", "float16")
 
@@ -60,6 +60,8 @@ class PieceWriter:
                 own[1] = self._local_indices(own[1], flow.index_column, own.pop())
             if dtype is not None and eqn.primitive.name == "reduce_sum":
                 own[0] = own[0].astype(dtype)
+            if (body := elementwise_body(eqn)) is not None:
+                return _evaluated(body, own, eqn, flow.results[0], self.rows)
             return eqn.primitive.bind(*own, **eqn.primitive.get_bind_params(params))
 
         extra = [self.number] if flow.index_column is not None else []
@@ -100,6 +102,21 @@ class PieceWriter:
                 eqn.replace(invars=reads, outvars=writes, source_info=source.source_info, ctx=source.ctx)
             )
         return [renamed(atom, names) for atom in jaxpr.outvars]
+
+
+def _evaluated(
+    body: FlatProgram, operands: Sequence[jax.Array], eqn: jex.JaxprEqn, axis: RowAxis | None, rows: int
+) -> list[Any]:
+    """The results of a call with an elementwise body."""
+    values: dict[jex.Var, Any] = dict(zip(body.invars, operands, strict=True)) | dict(body.constants)
+    for each in (equation.eqn for equation in body.equations):
+        params = dict(each.params)
+        if each.primitive.name == "broadcast_in_dim" and axis is not None:
+            params["shape"] = axis.resized(eqn.outvars[0].aval.shape, rows)
+        reads = [atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in each.invars]
+        results = each.primitive.bind(*reads, **each.primitive.get_bind_params(params))
+        values.update(zip(each.outvars, results if each.primitive.multiple_results else [results], strict=True))
+    return [atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in body.outvars]
 
 
 def piece_params(eqn: jex.JaxprEqn, flow: RowFlow, rows: int) -> dict[str, Any]:

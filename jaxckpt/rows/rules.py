@@ -13,6 +13,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, kind_of
+from jaxckpt.program.flat_program import FlatProgram
+from jaxckpt.program.inline import CUSTOM_DERIVATIVES, called_jaxpr, inline
 from jaxckpt.rows.axis import RowAxis
 from jaxckpt.rows.row_numbers import RowNumbers
 
@@ -109,13 +111,33 @@ def _through_reshape(eqn: jex.JaxprEqn, side: str, axis: RowAxis, rows: int) -> 
 def _links(eqn: jex.JaxprEqn, numbers: RowNumbers) -> list[Link] | None:
     """The links of an equation; None for a primitive without a rule."""
     name = eqn.primitive.name
-    if name in ("gather",) or name in _SCATTERS:
+    if name == "gather" or name in _SCATTERS:
         return list(_of_indexed(eqn, numbers))
     if rule := _RULES.get(name):
         return list(rule(eqn))
-    if kind_of(name) is Kind.ELEMENTWISE or name in _UNCHANGED:
+    if kind_of(name) is Kind.ELEMENTWISE or name in _UNCHANGED or elementwise_body(eqn) is not None:
         return list(_of_elementwise(eqn))
     return None
+
+
+def elementwise_body(eqn: jex.JaxprEqn) -> FlatProgram | None:
+    """The body of a call with a derivative rule of its own, if it is elementwise; else None.
+
+    Its equations have no shapes in their parameters but for scalars that they broadcast.
+    """
+    if eqn.primitive.name not in CUSTOM_DERIVATIVES or (body := called_jaxpr(eqn.params)) is None:
+        return None
+    program = inline(body, inline_custom=True)
+    shape = eqn.outvars[0].aval.shape
+    return program if all(_is_elementwise(each.eqn, shape) for each in program.equations) else None
+
+
+def _is_elementwise(eqn: jex.JaxprEqn, shape: tuple[int, ...]) -> bool:
+    name = eqn.primitive.name
+    if name == "broadcast_in_dim":
+        return not eqn.invars[0].aval.shape and eqn.outvars[0].aval.shape == shape
+    same = all(atom.aval.shape in ((), shape) for atom in (*eqn.invars, *eqn.outvars))
+    return same and name not in _RULES and (kind_of(name) is Kind.ELEMENTWISE or name in _UNCHANGED)
 
 
 _UNCHANGED = frozenset({"copy", "copy_p", "stop_gradient", "name", "reduce_precision"})
@@ -127,12 +149,14 @@ def _linked(*places: _Place, is_sum: bool = False, index_column: int | None = No
 
 
 def _of_elementwise(eqn: jex.JaxprEqn, without: Sequence[int] = ()) -> Iterator[Link]:
-    """Every dimension stays where it is; operands of another rank are scalars."""
-    rank = len(eqn.outvars[0].aval.shape)
-    arrays = [i for i, atom in enumerate(eqn.invars) if len(atom.aval.shape) == rank]
-    for dimension in range(rank):
+    """Every dimension stays where it is; operands of another rank are scalars, a length of 1 is broadcast."""
+    shape = eqn.outvars[0].aval.shape
+    arrays = [i for i, atom in enumerate(eqn.invars) if atom.aval.shape]
+    if any(len(eqn.invars[i].aval.shape) != len(shape) for i in arrays):
+        return
+    for dimension, length in enumerate(shape):
         if dimension not in without:
-            reads = ((READ, i, dimension) for i in arrays)
+            reads = ((READ, i, dimension) for i in arrays if eqn.invars[i].aval.shape[dimension] == length)
             yield _linked(*reads, *((WRITTEN, i, dimension) for i in range(len(eqn.outvars))))
 
 
