@@ -24,6 +24,7 @@ ORDER = (
     {"outline"},  # and outlined again
     {"calling"},  # steps as users write them become functions of arrays
     {"trace"},
+    {"rows"},
     {"annotate"},  # scopes trace what stands in them
     {"rewrite"},
     {"linter", "verifier", "compiler"},

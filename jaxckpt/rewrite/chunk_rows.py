@@ -149,7 +149,9 @@ def _loop_over_pieces(traced: Traced, chunk: Chunk) -> Sequence[jex.JaxprEqn]:
     return _named(computed, reads, (*region.sums, *region.stacked))
 
 
-def _named(function: Callable[..., list[jax.Array]], reads: Sequence[jex.Var], results: Sequence[jex.Var]) -> list[jex.JaxprEqn]:
+def _named(
+    function: Callable[..., list[jax.Array]], reads: Sequence[jex.Var], results: Sequence[jex.Var]
+) -> list[jex.JaxprEqn]:
     """The equations of a function over variables, under new variables but for those of its results."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(v.aval for v in reads)))
     names: dict[jex.Var, jex.Var] = dict(zip(jaxpr.invars, reads, strict=True))

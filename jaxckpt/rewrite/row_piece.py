@@ -88,9 +88,7 @@ class PieceWriter:
         first = (number * self.rows).astype(indices.dtype)
         return indices.at[..., column].add(-first)
 
-    def _traced(
-        self, function: Callable[..., Any], reads: Sequence[Atom], source: jex.JaxprEqn
-    ) -> Sequence[jex.Var]:
+    def _traced(self, function: Callable[..., Any], reads: Sequence[Atom], source: jex.JaxprEqn) -> Sequence[jex.Var]:
         """Writes the equations of a function, with the source of the equation that it is for; returns its results."""
         jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(atom.aval for atom in reads)))
         names: dict[jex.Var, Atom] = dict(zip(jaxpr.invars, reads, strict=True))
@@ -98,9 +96,7 @@ class PieceWriter:
             writes = [jex.Var(v.aval) for v in eqn.outvars]
             reads = [renamed(atom, names) for atom in eqn.invars]
             names.update(zip(eqn.outvars, writes, strict=True))
-            self.eqns.append(
-                eqn.replace(invars=reads, outvars=writes, source_info=source.source_info, ctx=source.ctx)
-            )
+            self.eqns.append(eqn.replace(invars=reads, outvars=writes, source_info=source.source_info, ctx=source.ctx))
         return [renamed(atom, names) for atom in jaxpr.outvars]
 
 
@@ -130,15 +126,14 @@ def piece_params(eqn: jex.JaxprEqn, flow: RowFlow, rows: int) -> dict[str, Any]:
     if own is None:
         return params
     length = own.outer * rows * own.inner
-    if name == "slice":
-        params["limit_indices"] = _with(params["limit_indices"], own.dimension, length)
-    elif name == "dynamic_slice":
-        params["slice_sizes"] = _with(params["slice_sizes"], own.dimension, length)
-    elif name == "gather" and params["slice_sizes"][own.dimension] == eqn.invars[0].aval.shape[own.dimension]:
-        params["slice_sizes"] = _with(params["slice_sizes"], own.dimension, length)
+    for sizes in _OPERAND_SIZES:
+        if sizes in params and params[sizes][own.dimension] == eqn.invars[0].aval.shape[own.dimension]:
+            params[sizes] = _with(params[sizes], own.dimension, length)
     return params
 
 
+_OPERAND_SIZES = ("limit_indices", "slice_sizes")
+"""Parameters of slices and gathers that have a size for each dimension of the operand."""
 _RESULT_SHAPE = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
 
 

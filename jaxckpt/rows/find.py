@@ -8,8 +8,8 @@ For a large value and one of its dimensions, taken for the rows:
 3. Each equation that joins must compute each row by itself, from that row and from values without rows. Sums over rows
    leave the region: weight gradients, the loss. A sum that the region reads couples the rows, and is refused.
 
-What the region reads besides (hidden states, labels, weights, cotangents) is available before it. The equations of 2 must
-not be matrix products: then the path goes through other layers, and the region would be most of the step.
+What the region reads besides (hidden states, labels, weights, cotangents) is available before it. The equations of 2
+must not be matrix products: then the path goes through other layers, and the region would be most of the step.
 
 Complexity: linear in the equations for each value and dimension that is tried, times the rounds of 2.
 """
@@ -148,7 +148,9 @@ class _Search:
         """Notes where the rows of a value are; what computes and reads a large one joins the region."""
         known = self.axes.setdefault(variable, axis)
         if known != axis:
-            raise RowsMixedError(f"a value ({variable.aval.str_short()}) is read by rows in one place, and across in one")
+            raise RowsMixedError(
+                f"a value ({variable.aval.str_short()}) is read by rows in one place, and across in one"
+            )
         if self._is_large(variable):
             producer = self.step.producer.get(variable)
             self.pending += [*([] if producer is None else [producer]), *self.step.readers[variable]]
@@ -219,6 +221,8 @@ class _Search:
             eqn = self.step.equations[position].eqn
             for atom, axis in zip(eqn.invars, flow.operands, strict=True):
                 if isinstance(atom, jex.Var) and atom in self.sums:
-                    raise RowsMixedError(f"the rows are coupled: {called(eqn)} reads {called(self.sums[atom])}, a sum over rows")
+                    raise RowsMixedError(
+                        f"the rows are coupled: {called(eqn)} reads {called(self.sums[atom])}, a sum over rows"
+                    )
                 if isinstance(atom, jex.Var) and self._is_computed(atom) and self.axes[atom] != axis:
                     raise RowsMixedError(f"{called(eqn)} reads other rows than its own")

@@ -59,9 +59,7 @@ class RowFlow:
     index_column: int | None = None
 
 
-def flow_through(
-    eqn: jex.JaxprEqn, side: str, position: int, axis: RowAxis, rows: int, numbers: RowNumbers
-) -> RowFlow:
+def flow_through(eqn: jex.JaxprEqn, side: str, position: int, axis: RowAxis, rows: int, numbers: RowNumbers) -> RowFlow:
     """The rows of all operands and results, given those of one operand or result.
 
     Raises:
@@ -141,7 +139,9 @@ def _is_elementwise(eqn: jex.JaxprEqn, shape: tuple[int, ...]) -> bool:
 
 
 _UNCHANGED = frozenset({"copy", "copy_p", "stop_gradient", "name", "reduce_precision"})
-_SCATTERS = frozenset({"scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_mul", "scatter_min", "scatter_max"})
+_SCATTERS = frozenset(
+    {"scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_mul", "scatter_min", "scatter_max"}
+)
 
 
 def _linked(*places: _Place, is_sum: bool = False, index_column: int | None = None) -> Link:
@@ -308,7 +308,9 @@ class _Indexing:
 _RULES: dict[str, Callable[[jex.JaxprEqn], Iterator[Link]]] = {
     "dot_general": _of_dot_general,
     "conv_general_dilated": _of_convolution,
-    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"), _of_reduction),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"), _of_reduction
+    ),
     **dict.fromkeys(("argmax", "argmin"), _of_argument_reduction),
     "broadcast_in_dim": _of_broadcast,
     "iota": _of_iota,

@@ -181,7 +181,9 @@ def sigmoid(p, b):
 
 def distilled(p, b):
     teacher = jax.nn.log_softmax(b["x"] @ p["table"].T)
-    return optax.losses.kl_divergence_with_log_targets(jax.nn.log_softmax(logits(p, b)), jax.lax.stop_gradient(teacher)).mean()
+    return optax.losses.kl_divergence_with_log_targets(
+        jax.nn.log_softmax(logits(p, b)), jax.lax.stop_gradient(teacher)
+    ).mean()
 
 
 def attention_over_logits(p, b):

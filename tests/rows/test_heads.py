@@ -44,7 +44,9 @@ def test_a_head_in_pieces_has_the_gradients_of_the_head(name):
 
 
 def test_logits_are_in_the_step_as_written():
-    assert (BATCH, SEQUENCE, VOCABULARY) in wide_values(trace_step(jax.value_and_grad(HEADS["log_sum_exp"]), PARAMETERS, BATCHED))
+    assert (BATCH, SEQUENCE, VOCABULARY) in wide_values(
+        trace_step(jax.value_and_grad(HEADS["log_sum_exp"]), PARAMETERS, BATCHED)
+    )
 
 
 def test_gradients_of_weights_are_summed_in_float32():
