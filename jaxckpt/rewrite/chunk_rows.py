@@ -79,7 +79,8 @@ def with_chunk(traced: Traced, chunk: Chunk) -> Traced:
 def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
     """The equations of the step with the loop over pieces in the place of the region, with their phases.
 
-    The loop runs as early as all that it reads is available; what reads its results, and was before that, follows it.
+    The loop runs as early as all that it reads is available, after the rest of the forward pass. What reads its results
+    follows it, and is no longer of the forward pass.
     """
     equations, ops = traced.program.equations, traced.graph.ops
     members = frozenset(chunk.region.positions)
@@ -102,7 +103,7 @@ def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
             results.update(equation.eqn.outvars)
             after.append((equation, max(own, phase, key=list(Phase).index)))
         else:
-            (before if position < begin else after).append((equation, own))
+            (before if position < begin or own is Phase.FORWARD else after).append((equation, own))
     home = equations[chunk.region.positions[0]]
     loop = ((replace(home, eqn=eqn, in_user_remat=False), phase) for eqn in _loop_over_pieces(traced, chunk))
     return [*before, *loop, *after]
