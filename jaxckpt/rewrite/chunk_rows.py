@@ -140,6 +140,8 @@ def _loop_over_pieces(traced: Traced, chunk: Chunk) -> Sequence[jex.JaxprEqn]:
             jnp.zeros(axis.separated(v.aval.shape, rows), v.aval.dtype)
             for v, axis in zip(region.stacked, axes, strict=True)
         ]
+        # Unrolled, XLA's scheduler for GPUs mixes the pieces: temporaries of a head are 18 MiB in a scan of 16 pieces,
+        # 201 MiB unrolled, and 257 MiB without pieces (h200, jax 0.12.0.1).
         numbers = jnp.arange(chunk.pieces, dtype=jnp.int32)
         (sums, filled), _ = lax.scan(iteration, (zeros, arrays), numbers)
         return [

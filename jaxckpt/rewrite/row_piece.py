@@ -50,14 +50,16 @@ class PieceWriter:
             for atom, axis in zip(eqn.invars, flow.operands, strict=True)
         ]
         params = piece_params(eqn, flow, self.rows)
+        rows_of_indices = flow.operands[1] if flow.index_column is not None else None
         dtype = accumulator_dtype(eqn.outvars[0].aval.dtype) if flow.is_sum else None
         if flow.is_sum and "preferred_element_type" in params:
             params["preferred_element_type"] = dtype
 
         def piece(*operands: jax.Array) -> Any:
             own = list(operands)
-            if flow.index_column is not None:
-                own[1] = self._local_indices(own[1], flow.index_column, own.pop())
+            if flow.index_column is not None and rows_of_indices is not None:
+                number = own.pop()
+                own[1] = self._local_indices(own[1], flow.index_column, rows_of_indices, number)
             if dtype is not None and eqn.primitive.name == "reduce_sum":
                 own[0] = own[0].astype(dtype)
             if (body := elementwise_body(eqn)) is not None:
@@ -83,10 +85,14 @@ class PieceWriter:
             (self._slices[atom, axis],) = self._traced(sliced, [atom, self.number], eqn)
         return self._slices[atom, axis]
 
-    def _local_indices(self, indices: jax.Array, column: int, number: jax.Array) -> jax.Array:
-        """Indices with the row number counted from where the piece begins."""
-        first = (number * self.rows).astype(indices.dtype)
-        return indices.at[..., column].add(-first)
+    def _local_indices(self, indices: jax.Array, column: int, axis: RowAxis, number: jax.Array) -> jax.Array:
+        """Indices whose column of row numbers counts from where the piece begins."""
+        whole, rows = self.region.rows, self.rows
+        element = indices[..., column]
+        row = element // axis.inner
+        first = (number * rows).astype(indices.dtype)
+        local = (row // whole * rows + row % whole - first) * axis.inner + element % axis.inner
+        return indices.at[..., column].set(local)
 
     def _traced(self, function: Callable[..., Any], reads: Sequence[Atom], source: jex.JaxprEqn) -> Sequence[jex.Var]:
         """Writes the equations of a function, with the source of the equation that it is for; returns its results."""

@@ -74,8 +74,6 @@ def flow_through(eqn: jex.JaxprEqn, side: str, position: int, axis: RowAxis, row
     link = next((each for each in links if (side, position, axis.dimension) in each.places), None)
     if link is None or (link.is_sum and name not in SUMS):
         raise RowsMixedError(f"{called(eqn)} mixes rows")
-    if link.index_column is not None and (axis.outer, axis.inner) != (1, 1):
-        raise RowsMixedError(f"{called(eqn)} has indices of rows that are flattened with other dimensions")
     places = {(where, which): axis.at(dimension) for where, which, dimension in link.places}
     return RowFlow(
         operands=tuple(places.get((READ, i)) for i in range(len(eqn.invars))),

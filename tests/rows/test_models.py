@@ -61,6 +61,18 @@ def test_metrics_of_the_logits_are_computed_in_pieces():
     assert not wide_values(chunked)
 
 
+def test_attention_over_logits_runs_by_sequences_or_by_queries():
+    def loss(parameters, batch):
+        hidden = jnp.tanh(batch["x"] @ parameters["in"])
+        logits = jax.nn.softmax(hidden @ hidden.mT) @ (hidden @ parameters["out"])
+        return cross_entropy(logits, batch["labels"]).mean()
+
+    assert_same(jax.value_and_grad(loss), (PARAMETERS, BATCHED))
+    by_sequence, by_query = find_regions(trace_step(jax.value_and_grad(loss), PARAMETERS, BATCHED)).regions
+    assert (by_sequence.rows, by_query.rows) == (4, 6)
+    assert set(by_query.positions) < set(by_sequence.positions)
+
+
 def test_pixels_of_a_segmentation_are_computed_by_images():
     weights = {"in": 0.1 * jnp.ones((1, 1, 3, 4)), "out": jax.random.normal(jax.random.key(0), (1, 1, 4, 40))}
     images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
