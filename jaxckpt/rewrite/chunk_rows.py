@@ -84,6 +84,7 @@ def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
     """
     equations, ops = traced.program.equations, traced.graph.ops
     members = frozenset(chunk.region.positions)
+    home = equations[chunk.region.positions[0]]
     phase = Phase.FORWARD
     if any(ops[p].phase is not Phase.FORWARD for p in members):
         phase = Phase.BACKWARD
@@ -103,8 +104,8 @@ def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
             results.update(equation.eqn.outvars)
             after.append((equation, max(own, phase, key=list(Phase).index)))
         else:
-            (before if position < begin or own is Phase.FORWARD else after).append((equation, own))
-    home = equations[chunk.region.positions[0]]
+            is_forward = own is Phase.FORWARD and equation.loop == home.loop
+            (before if position < begin or is_forward else after).append((equation, own))
     loop = ((replace(home, eqn=eqn, in_user_remat=False), phase) for eqn in _loop_over_pieces(traced, chunk))
     return [*before, *loop, *after]
 
