@@ -74,10 +74,10 @@ class PieceWriter:
         if atom in self.names:
             return self.names[atom]
         if (atom, axis) not in self._slices:
-            rows, whole = self.rows, self.region.rows
+            rows, all_rows = self.rows, self.region.rows
 
             def sliced(array: jax.Array, number: jax.Array) -> jax.Array:
-                apart = array.reshape(axis.separated(array.shape, whole))
+                apart = array.reshape(axis.separated(array.shape, all_rows))
                 length = rows * axis.inner
                 part = lax.dynamic_slice_in_dim(apart, number * length, length, axis=axis.dimension + 1)
                 return part.reshape(axis.resized(array.shape, rows))
@@ -87,11 +87,11 @@ class PieceWriter:
 
     def _local_indices(self, indices: jax.Array, column: int, axis: RowAxis, number: jax.Array) -> jax.Array:
         """Indices whose column of row numbers counts from where the piece begins."""
-        whole, rows = self.region.rows, self.rows
+        all_rows, rows = self.region.rows, self.rows
         element = indices[..., column]
         row = element // axis.inner
         first = (number * rows).astype(indices.dtype)
-        local = (row // whole * rows + row % whole - first) * axis.inner + element % axis.inner
+        local = (row // all_rows * rows + row % all_rows - first) * axis.inner + element % axis.inner
         return indices.at[..., column].set(local)
 
     def _traced(self, function: Callable[..., Any], reads: Sequence[Atom], source: jex.JaxprEqn) -> Sequence[jex.Var]:
