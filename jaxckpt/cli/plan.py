@@ -19,7 +19,10 @@ _STRATEGIES = (
     " checkmate, dtr, dte, coop; some take an option: every:4, mincut:ilp. See docs/strategies.md."
 )
 """Written out: the solvers take seconds to import."""
-_ALLOW = 'What may happen to residuals besides being saved, separated by commas: "recompute,offload,partition".'
+_ALLOW = (
+    'What may happen to residuals besides being saved, separated by commas: "recompute,offload,partition"; with "chunk"'
+    " a loss head may run in pieces of rows."
+)
 _CHECK = "A plan file: say whether it is still valid here, and what changed (exit code 3 if it is not)."
 _TARGET = "The machine to compile for; see jaxckpt targets.  [default: h200; with --check that of the plan]"
 

@@ -19,6 +19,7 @@ from jaxckpt.ir.plan import (
     Partition as Partition,
     Prediction as Prediction,
     Recompute as Recompute,
+    RowChunk as RowChunk,
     Save as Save,
 )
 from jaxckpt.ir.regions import Loop as Loop

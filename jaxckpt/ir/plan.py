@@ -18,6 +18,9 @@ group recomputes the forward iterations before its own, so that residuals are sa
 iterations. A loop of T iterations whose every value is recomputed saves T carries; tiled into O groups of I iterations
 it saves O + I, for one more forward pass of its body (Chen et al. 2016, section 3, of equal segments).
 
+Rows in pieces: a region that treats rows alike (a loss head, rows are tokens) runs for one piece of rows at a time,
+forward and backward together, so that its large values exist for one piece. Sums over rows are taken in another order.
+
 Read after `regions`.
 """
 
@@ -156,6 +159,22 @@ class LoopTiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowChunk:
+    """A region that treats rows alike and runs in pieces of rows.
+
+    Attributes:
+      value: Id of the region's largest value in the step as it was traced; for every chunk of a plan but the first, in
+        the step with the earlier chunks carried out.
+      dimension: The dimension of this value that holds the rows.
+      pieces: Number of pieces, a divisor of the number of rows.
+    """
+
+    value: int
+    dimension: int
+    pieces: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The cost of a plan by the model, before any compiler has run.
 
@@ -202,15 +221,17 @@ class GraphPlan:
     """Decisions for the values of one graph. Two plans are equal if they do the same, whoever decided.
 
     Attributes:
-      fingerprint: `Graph.fingerprint` of the graph that it is for, before loops are split or tiled.
-      decisions: By value id; where loops are split or tiled, by value ids of the step with such loops. A residual that
-        has no decision is left to the compiler.
+      fingerprint: `Graph.fingerprint` of the graph that it is for, before rows are divided and loops split or tiled.
+      decisions: By value id; where rows are divided, or loops are split or tiled, by value ids of the step with such
+        pieces and loops. A residual that has no decision is left to the compiler.
       stages: Ids of the first forward op of each stage, ascending. A stage recomputes all its values at once, when the
         backward first needs any of them.
       layers: Ids of the forward ops at which stores to the host can be waited for, ascending: the unit of distances in
         `Offload`. Empty where the stages are the unit.
       loop_splits: Loops that are split, in the order of their ids.
       loop_tilings: Loops that are tiled, in the order of their ids.
+      row_chunks: Regions that run in pieces of rows, in the order in which they are carried out, before any loop is
+        split or tiled.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -223,6 +244,7 @@ class GraphPlan:
     layers: tuple[int, ...] = ()
     loop_splits: tuple[LoopSplit, ...] = ()
     loop_tilings: tuple[LoopTiling, ...] = ()
+    row_chunks: tuple[RowChunk, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
@@ -230,7 +252,8 @@ class GraphPlan:
 
     def __hash__(self) -> int:
         decided = tuple(self.decisions.items())
-        return hash((self.fingerprint, decided, self.stages, self.layers, self.loop_splits, self.loop_tilings))
+        changes = self.row_chunks, self.loop_splits, self.loop_tilings
+        return hash((self.fingerprint, decided, self.stages, self.layers, changes))
 
     @property
     def offloads(self) -> bool:

@@ -1,11 +1,11 @@
 """Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
 
 Read in this order: `user_plan` (the plan as users hold it), `options`, `planner` and `search` (predict, compile,
-compare, correct), `loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that
-no plan meets), `frontier_search` (memory against time), `batch_search` (the largest batch), `document` and `plan_file`
-(plans as TOML), `analysis` and `explanation` (residuals and policies, without a compiler), `apply_policy`, `broadcast`
-(one plan for several processes), `plan_check` (a plan of before), `plan_cache` and `planned_step` (a step that is
-planned when it is called), `step_spec`, `verify_plan`.
+compare, correct), `loop_split` and `loop_tiling` (loops whose iterations differ), `chunking` (a loss head in pieces),
+`floor` and `refusals` (budgets that no plan meets), `frontier_search` (memory against time), `batch_search` (the
+largest batch), `document` and `plan_file` (plans as TOML), `analysis` and `explanation` (residuals and policies,
+without a compiler), `apply_policy`, `broadcast` (one plan for several processes), `plan_check` (a plan of before),
+`plan_cache` and `planned_step` (a step that is planned when it is called), `step_spec`, `verify_plan`.
 """
 
 from jaxckpt.planner.analysis import Analysis as Analysis, ScopeResiduals as ScopeResiduals, analyze as analyze

@@ -298,7 +298,7 @@ class _BatchSearcher:
     def _smallest_temp_bytes(self, count: int) -> int:
         """Predicted temporaries of the smallest plan."""
         planner = self.planner(count)
-        plans = *planner.solver.min_memory_plans, *planner.min_memory_tilings
+        plans = *planner.solver.min_memory_plans, *planner.min_memory_tilings, *planner.min_memory_chunks
         return min(plan.predicted.temp_bytes for plan in plans)
 
     def _expected_step_s(self, count: int) -> float:
@@ -306,6 +306,9 @@ class _BatchSearcher:
         planner = self.planner(count)
         temp_bytes = int((self.limit_bytes - planner.fixed_bytes) / self.ratio)
         fastest = planner.solver.solve(temp_bytes)
+        if fastest.predicted.temp_bytes > temp_bytes and planner.min_memory_chunks:
+            assert planner.chunk_solver is not None, "the plans come from it"
+            fastest = planner.chunk_solver.solve(temp_bytes)
         if fastest.predicted.temp_bytes > temp_bytes and planner.min_memory_tilings:
             assert planner.tiling_solver is not None, "the tilings come from it"
             fastest = planner.tiling_solver.solve(temp_bytes, allow_empty=False)

@@ -259,7 +259,8 @@ def _head(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
     yield Remedy(
         title="the loss head in chunks",
         how=f"{_listed(share)} are made for all tokens at once, whatever is kept of the layers. In {chunks} chunks,"
-        f" each computed again in the backward, there is one chunk of them at a time. {then}",
+        f" each computed again in the backward, there is one chunk of them at a time. {then} Where the head treats all"
+        ' tokens alike, a plan with allow=("recompute", "chunk") does so without a change of the step.',
         saves_bytes=saves,
         command=f'jaxckpt.chunked(head_and_loss, chunks={chunks}, axis=..., join="sum")',
     )

@@ -200,6 +200,10 @@ def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
             assert tiling is not None, "the tilings come from it"
             budgets = _evenly(least.predicted.temp_bytes, low, points)
             plans += [tiling.solve(budget, allow_empty=False) for budget in budgets]
+        if planner.chunk_solver is not None:
+            lowest = min((plan.predicted.temp_bytes for plan in planner.min_memory_chunks), default=low)
+            budgets = _evenly(min(lowest, low), high, planner.limits.asked * points)
+            plans += [planner.chunk_solver.solve(budget, allow_empty=False) for budget in budgets]
         plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.GraphPlan] = []

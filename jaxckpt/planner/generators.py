@@ -272,8 +272,10 @@ def _figures(pool: CandidatePool, compiled: CompiledPlan) -> PlanFigures:
 
 def generators_for(planner: "Planner") -> list[Generator]:
     """The generators of candidates for the optimal strategy; its solver forgets the budgets of earlier searches."""
-    solver, tiling = planner.solver, planner.tiling_solver
+    solver, tiling, chunking = planner.solver, planner.tiling_solver, planner.chunk_solver
     solver.forget_budgets()
+    if chunking is not None:
+        chunking.forget_budgets()
 
     def moves(pool: CandidatePool) -> bool:
         """True if a plan was compiled that moves something: copies may cost more than the work that they spare."""
@@ -286,6 +288,10 @@ def generators_for(planner: "Planner") -> list[Generator]:
         untried = (plan for plan in solver.min_memory_plans if not pool.holds(plan))
         return bool(min(map(_total_bytes, untried), default=sys.maxsize) > pool.limit_bytes and tiling.min_memory_plans)
 
+    def needs_memory(pool: CandidatePool) -> bool:
+        """True if the step as it is was not found to fit: rows in pieces are not faster than that."""
+        return bool(pool.compiled) and (pool.best is None or not is_unplanned(pool.best.plan))
+
     plans = SolverPlans(lambda: solver)
     found: list[Generator] = [plans, Alternatives(solver, plans)]
     if planner.problem.may_offload and planner.problem.may_partition:
@@ -297,6 +303,8 @@ def generators_for(planner: "Planner") -> list[Generator]:
         found.append(SplitLoops(planner.loop_splitter(solver)))
     if tiling is not None:
         found.append(SolverPlans(lambda: tiling, needs_tiling, inherits=True))
+    if chunking is not None:
+        found.append(SolverPlans(lambda: chunking, needs_memory))
     return [*found, SimpleRules()]
 
 
@@ -306,4 +314,4 @@ def _total_bytes(plan: ir.GraphPlan) -> int:
 
 def is_unplanned(plan: ir.GraphPlan) -> bool:
     """True if a plan leaves the step as it is."""
-    return not plan.decisions and not plan.loop_tilings
+    return not plan.decisions and not plan.loop_tilings and not plan.row_chunks

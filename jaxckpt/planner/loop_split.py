@@ -245,8 +245,8 @@ class LoopSplitter:
 
 
 def _is_mixable(plan: GraphPlan) -> bool:
-    """True if a plan has a prediction, only saves and recomputes, and tiles no loop."""
-    if plan.prediction is None or plan.loop_tilings:
+    """True if a plan has a prediction, only saves and recomputes, tiles no loop and has no rows in pieces."""
+    if plan.prediction is None or plan.loop_tilings or plan.row_chunks:
         return False
     return all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 

@@ -10,7 +10,7 @@ from jaxckpt.ir import Graph, Partition
 from jaxckpt.policy import Policy
 from jaxckpt.solve import Offloading
 
-_DECISIONS = ("recompute", "offload", "partition")
+_DECISIONS = ("recompute", "offload", "partition", "chunk")
 _OWN_KEYWORDS = ("budget", "target", "strategy", "donate_argnums", "static_argnums", "progress")
 """Keywords of the functions that plan, besides the options."""
 _STATE = ("offload_parameters", "offload_optimizer_state")
@@ -24,8 +24,9 @@ class PlanOptions:
     Each of these takes the fields as keywords too; a keyword overrides the field of `options`.
 
     Attributes:
-      allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host)
-        and "partition" (as shards over a mesh axis on which the value is replicated).
+      allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host),
+        "partition" (as shards over a mesh axis on which the value is replicated) and "chunk" (a loss head, or another
+        region that treats rows alike, runs in pieces of rows, which takes sums over rows in another order).
       policy: A policy, its path, or the name of a ready policy. Decisions of its rules, and of rules of marks in the
         step, are required, except for rules of strength "prefer". The planner decides everything else.
       offload: Limits of offloading; None for the target's own bandwidth and no further limit.
@@ -59,8 +60,9 @@ class PlanOptions:
                 f"plan(allow={self.allow!r}) is no set of decisions that the planner may choose.",
                 got=", ".join(map(repr, unknown)) or "no recomputation",
                 needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they'
-                " may be kept as shards over a mesh",
-                advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition") or all three',
+                ' may be kept as shards over a mesh, "chunk" where a loss head may run in pieces of rows',
+                advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition"), ("recompute",'
+                ' "chunk") or all four',
                 unknown=tuple(unknown),
             )
 

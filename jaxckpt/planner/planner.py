@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
@@ -39,7 +39,7 @@ from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
-from jaxckpt.rewrite.tile_loops import with_planned_loops
+from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.solve import (
     BudgetSolver,
     Offloading,
@@ -54,6 +54,9 @@ from jaxckpt.solve import (
     unaliased_output_bytes,
 )
 from jaxckpt.trace import Traced, trace_step
+
+if TYPE_CHECKING:
+    from jaxckpt.planner.chunking import ChunkSolver
 
 _DEFAULT = PlanOptions()
 _SIMPLE_RULES = (
@@ -131,7 +134,7 @@ class Planner:
         self.problem = self._problem()
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
-        self._planned_loops: dict[tuple[object, ...], Traced] = {}
+        self._transformed: dict[tuple[object, ...], Traced] = {}
         self._splitters: dict[OptimalSolver, LoopSplitter] = {}
 
     def _problem(self) -> Problem:
@@ -251,6 +254,23 @@ class Planner:
         return () if self.tiling_solver is None else self.tiling_solver.min_memory_plans
 
     @cached_property
+    def chunk_solver(self) -> "ChunkSolver | None":
+        """The solver for plans with rows in pieces; None unless that is allowed, and the step has such rows."""
+        if "chunk" not in self.options.allow:
+            return None
+        from jaxckpt.planner.chunking import ChunkSolver  # training jobs, and planners without it, do not load it
+
+        self._say("looking for rows that can run in pieces")
+        with collector_paused():
+            solver = ChunkSolver(self.traced, self.solver)
+            return solver if solver.can_divide else None
+
+    @property
+    def min_memory_chunks(self) -> tuple[ir.GraphPlan, ...]:
+        """Plans of rows in pieces that the model predicts to be smaller than plans of the same loops without."""
+        return () if self.chunk_solver is None else self.chunk_solver.min_memory_plans
+
+    @cached_property
     def recompute_only(self) -> OptimalSolver:
         """The optimal solver for plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
@@ -283,7 +303,8 @@ class Planner:
 
         A rule may be smaller if the model predicts too much for it by as large a share as it was off for the others.
         """
-        compiled = self.measure_all((*self.solver.min_memory_plans, *self.min_memory_tilings))
+        plans = *self.solver.min_memory_plans, *self.min_memory_tilings, *self.min_memory_chunks
+        compiled = self.measure_all(plans)
         least_bytes = min(each.footprint.total_bytes for each in compiled)
         share = 1 - max(each.model_error for each in compiled)
         rules = (plan for plan in self.simple_rules if share * plan.predicted.total_bytes < least_bytes)
@@ -324,7 +345,7 @@ class Planner:
     def _lowered(self, plan: ir.GraphPlan) -> LoweredStep:
         """The step with a plan carried out, ready for the compiler."""
         refuse_miscompiled(
-            self.with_planned_loops(plan).graph,
+            self.transformed_step(plan).graph,
             plan,
             called=f"a plan for {self.target.name}",
             platform=self.target.platform,
@@ -344,15 +365,15 @@ class Planner:
 
     def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
-        transformed = self.with_planned_loops(plan)
+        transformed = self.transformed_step(plan)
         return rewrite(self.traced, plan, stacked=self.target.platform == "tpu", transformed=transformed)
 
-    def with_planned_loops(self, plan: ir.GraphPlan) -> Traced:
-        """The step whose values a plan decides on: its loops are split and tiled as the plan says."""
-        loops = plan.loop_splits, plan.loop_tilings
-        if loops not in self._planned_loops:
-            self._planned_loops[loops] = with_planned_loops(self.traced, plan)
-        return self._planned_loops[loops]
+    def transformed_step(self, plan: ir.GraphPlan) -> Traced:
+        """The step whose values a plan decides on: rows in pieces, loops split and tiled as the plan says."""
+        changes = plan.row_chunks, plan.loop_splits, plan.loop_tilings
+        if changes not in self._transformed:
+            self._transformed[changes] = transformed_step(self.traced, plan)
+        return self._transformed[changes]
 
     def loop_splitter(self, solver: OptimalSolver) -> LoopSplitter:
         """Splits loops, so that a mixture of two plans of a solver can be carried out."""
@@ -389,7 +410,8 @@ class Planner:
         """
         if candidate.plan.offloads:
             notes = (*notes, verification_note(self.step, candidate.plan, self.graph, say=self._say))
-        graph = self.with_planned_loops(candidate.plan).graph
+        notes = *notes, *map(self._chunk_note, candidate.plan.row_chunks[:1])
+        graph = self.transformed_step(candidate.plan).graph
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.GraphPlan)}
         return Plan(
             **shared,
@@ -404,6 +426,16 @@ class Planner:
             notes=notes,
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
             **more,
+        )
+
+    def _chunk_note(self, chunk: ir.RowChunk) -> str:
+        """A sentence on rows that run in pieces."""
+        value = describe(self.graph, chunk.value)
+        shape, where = ",".join(map(str, value.shape)), f" of {value.scope}" if value.scope else ""
+        return (
+            f"The rows of {value.dtype}[{shape}]{where} (dimension {chunk.dimension}) run in {chunk.pieces} pieces,"
+            " forward and backward together. Sums over rows are taken in another order: losses and gradients differ by"
+            " rounding."
         )
 
 

@@ -69,6 +69,8 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
+    for chunk in plan.row_chunks:
+        yield f"rows of value {chunk.value} (dimension {chunk.dimension})", f"in {chunk.pieces} pieces"
     for split in plan.loop_splits:
         yield f"loop {split.loop} split", f"{' + '.join(map(str, split.lengths))} iterations"
     for tiling in plan.loop_tilings:

@@ -18,13 +18,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from jaxckpt._errors import ChunkError
-from jaxckpt.ir import Phase
+from jaxckpt._errors import ChunkError, PlanMismatchError
+from jaxckpt.ir import Phase, RowChunk
 from jaxckpt.program.flat_program import Equation, body_jaxpr, open_jaxpr, renamed
 from jaxckpt.program.open_loops import is_sound
 from jaxckpt.rewrite.loop_transforms import with_equations
 from jaxckpt.rewrite.row_piece import PieceWriter, accumulator_dtype
-from jaxckpt.rows import RowRegion
+from jaxckpt.rows import RowRegion, RowRegions, find_regions
 from jaxckpt.trace import Traced
 
 
@@ -44,6 +44,37 @@ class Chunk:
     def piece_rows(self) -> int:
         """Rows of one piece."""
         return self.region.rows // self.pieces
+
+
+def with_row_chunks(traced: Traced, row_chunks: Sequence[RowChunk]) -> Traced:
+    """The traced step with the regions in pieces that a plan names; they are found anew, always the same.
+
+    Raises:
+      PlanMismatchError: The step has no region with such a value and such rows, or they cannot be divided like that.
+    """
+    for row_chunk in row_chunks:
+        found = find_regions(traced)
+        region = next((each for each in found.regions if _is_named(row_chunk, each)), None)
+        if region is None:
+            raise _no_such_region(traced, row_chunk, found)
+        traced = with_chunk(traced, Chunk(region=region, pieces=row_chunk.pieces))
+    return traced
+
+
+def _is_named(row_chunk: RowChunk, region: RowRegion) -> bool:
+    is_same = (region.value, region.dimension) == (row_chunk.value, row_chunk.dimension)
+    return is_same and row_chunk.pieces in region.pieces
+
+
+def _no_such_region(traced: Traced, row_chunk: RowChunk, found: RowRegions) -> PlanMismatchError:
+    can_be = "; ".join(f"value {each.value} in dimension {each.dimension}, {each.rows} rows" for each in found.regions)
+    return PlanMismatchError(
+        f"with_row_chunks({traced.name}): the step has no rows that can be divided like that.",
+        got=f"value {row_chunk.value} in dimension {row_chunk.dimension}, in {row_chunk.pieces} pieces",
+        needed=f"a divisor of the rows of one of: {can_be or 'no region of this step treats rows alike'}",
+        advice="plan again: the step's code, or the version of jax or of jaxckpt has changed",
+        row_chunk=row_chunk,
+    )
 
 
 def with_chunk(traced: Traced, chunk: Chunk) -> Traced:

@@ -17,13 +17,14 @@ from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.check_plan import check_planned
 from jaxckpt.rewrite.equations import equations
+from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rewritten:
-    """A step that carries out a plan; `traced` has the loops that the plan splits or tiles.
+    """A step that carries out a plan; `traced` has its rows in pieces and its loops split or tiled as the plan says.
 
     Each run of the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan.
     """
@@ -39,19 +40,15 @@ class Rewritten:
 
 
 def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transformed: Traced | None = None) -> Rewritten:
-    """Carries out a plan on a traced step, whose loops are neither split nor tiled.
+    """Carries out a plan on a traced step, as it was traced.
 
     Without decisions the equations are the step's own. With `stacked` offloaded values are rows of one array on the
-    host, as steps for TPUs need it. `transformed` is the step with the plan's loops, where it exists already. A step
+    host, as steps for TPUs need it. `transformed` is the result of `transformed_step`, where it exists already. A step
     that is not well-typed afterwards (jax.extend.core.JaxprTypeError) is a bug of ours.
     """
     check_planned(traced, plan)
     if transformed is None:
-        transformed = traced
-        if plan.loop_splits or plan.loop_tilings:  # few plans transform a loop: others do not load what does it
-            from jaxckpt.rewrite.tile_loops import with_planned_loops
-
-            transformed = with_planned_loops(traced, plan)
+        transformed = transformed_step(traced, plan)
     steps = schedule(transformed.graph, plan)
     eqns, outvars = equations(transformed, steps, stacked=stacked)
     program = _with_numbered_iterations(transformed) if plan.decisions else transformed.program

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 
 import jax.extend.core as jex
 
-from jaxckpt.ir import GraphPlan, LoopTiling
+from jaxckpt.ir import LoopTiling
 from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.program.flat_program import OpenLoop, Params
 from jaxckpt.program.open_loops import is_loop_boundary, stack_writers
 from jaxckpt.program.simplify import eliminate_dead_code
 from jaxckpt.rewrite.loop_transforms import BodyCopy, LoopRewriter, is_of_loop, requested_loops, with_equations
-from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
+from jaxckpt.rewrite.split_loops import loops_split_together
 from jaxckpt.schedule.argument_derived import is_broadcast
 from jaxckpt.trace.step import Traced
 
@@ -39,11 +39,6 @@ class TiledStep:
 
     traced: Traced
     values: tuple[tuple[int, ...], ...]
-
-
-def with_planned_loops(traced: Traced, plan: GraphPlan) -> Traced:
-    """The step whose values a plan decides on: its loops split and tiled as the plan says."""
-    return with_tiled_loops(with_split_loops(traced, plan.loop_splits).traced, plan.loop_tilings).traced
 
 
 def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:

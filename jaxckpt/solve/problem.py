@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
-from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Phase, Prediction, Recompute, Save
+from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Phase, Prediction, Recompute, RowChunk, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, decisions_with_axes, schedule
 from jaxckpt.solve.effort import Effort, default_effort
 
@@ -57,7 +57,8 @@ class Problem:
       may_partition: True if a solver may save values as shards by itself.
       is_full_step: True if the graph is a step, and not a subgraph taken out of one.
       loop_tilings: Loops of the step that are tiled in the graph.
-      fingerprint: Fingerprint of the untiled graph, which plans carry; None if `graph` is not tiled.
+      row_chunks: Regions of the step that run in pieces of rows in the graph.
+      fingerprint: Fingerprint of the graph as it was traced, which plans carry; None if `graph` is that graph.
       effort: Bounds of the solvers' work.
     """
 
@@ -70,6 +71,7 @@ class Problem:
     may_partition: bool = False
     is_full_step: bool = True
     loop_tilings: tuple[LoopTiling, ...] = ()
+    row_chunks: tuple[RowChunk, ...] = ()
     fingerprint: str | None = None
     effort: Effort = field(default_factory=default_effort)
 
@@ -189,6 +191,7 @@ class Problem:
             layers=layers,
             strategy=strategy,
             loop_tilings=self.loop_tilings,
+            row_chunks=self.row_chunks,
         )
         scheduled = schedule(self.graph, plan)
         reads = self._read_later(scheduled)

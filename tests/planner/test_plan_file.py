@@ -25,6 +25,9 @@ _decisions = st.one_of(
 )
 _seconds = st.floats(0, 100, allow_nan=False)
 _nests = st.builds(ir.LoopTiling, loop=st.integers(0, 3), outer=st.integers(2, 9), inner=st.integers(2, 9))
+_row_chunks = st.builds(
+    ir.RowChunk, value=st.integers(0, 300), dimension=st.integers(0, 2), pieces=st.sampled_from([2, 8])
+)
 _stretches = st.builds(
     ir.LoopSplit, loop=st.integers(0, 3), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 )
@@ -52,6 +55,7 @@ def plans(draw: st.DrawFn) -> Plan:
         stages=tuple(sorted(draw(st.sets(st.integers(0, 99), min_size=1, max_size=4)))),
         loop_splits=tuple(draw(st.lists(_stretches, max_size=2))),
         loop_tilings=tuple(draw(st.lists(_nests, max_size=2))),
+        row_chunks=tuple(draw(st.lists(_row_chunks, max_size=2))),
         strategy="optimal",
         prediction=draw(
             st.none()

@@ -1,0 +1,199 @@
+"""Rows in pieces as the planner asks for them: smaller than all other plans, equal up to rounding, only if allowed."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxckpt
+from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
+from jaxckpt._errors import PlanMismatchError
+from jaxckpt.ir import GraphPlan, Recompute, RowChunk, Save
+from jaxckpt.planner.chunking import ChunkSolver
+from jaxckpt.planner.generators import is_unplanned
+from jaxckpt.report import plan_report, render_text
+from jaxckpt.rewrite.agreement import digest
+from jaxckpt.rewrite.transformed_step import transformed_step
+from jaxckpt.solve import OptimalSolver
+from tests.planner.test_batches import FakePlanner
+from tests.planner.test_planner import needs_compiler
+
+pytestmark = pytest.mark.usefixtures("no_local_search")
+
+BATCH, SEQUENCE, WIDTH, VOCABULARY = 4, 128, 64, 8192
+LOGITS_BYTES = 4 * BATCH * SEQUENCE * VOCABULARY
+ALLOW = ("recompute", "chunk")
+
+
+def decoder_loss(weights, tokens):
+    """A decoder of three blocks with attention over all positions before, and an untied head."""
+    x = weights["embed"][tokens[:, :-1]]
+    for block in weights["blocks"]:
+        scores = jnp.einsum("bqd,bkd->bqk", x @ block["query"], x @ block["key"]) / WIDTH**0.5
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        x = x + jax.nn.softmax(jnp.where(seen, scores, -1e9)) @ x
+        x = x + jnp.tanh(x @ block["up"]) @ block["down"]
+    logits = x @ weights["head"]
+    chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
+
+
+def step(weights, tokens):
+    loss, gradients = jax.value_and_grad(decoder_loss)(weights, tokens)
+    return loss, jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+
+def plain_step(weights, x):
+    """Layers without a head: sums over rows are all that is at the end."""
+
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+        return jnp.linalg.slogdet(y.T @ y + jnp.eye(y.shape[1]))[1]
+
+    return jax.grad(loss)(weights)
+
+
+def arguments():
+    """Weights and tokens, small random numbers."""
+    keys = iter(jax.random.split(jax.random.key(0), 32))
+
+    def normal(*shape):
+        return 0.05 * jax.random.normal(next(keys), shape)
+
+    sizes = {"query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    weights = {
+        "embed": normal(VOCABULARY, WIDTH),
+        "head": normal(WIDTH, VOCABULARY),
+        "blocks": [{name: normal(*size) for name, size in sizes.items()} for _ in range(3)],
+    }
+    return weights, jax.random.randint(next(keys), (BATCH, SEQUENCE + 1), 0, VOCABULARY)
+
+
+ARGS = jax.eval_shape(arguments)
+PLAIN_ARGS = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((256, 64), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def planner():
+    """A planner whose compiler is the model."""
+    return FakePlanner(step, *ARGS, target="h200", donate_argnums=0, allow=ALLOW)
+
+
+@pytest.fixture(scope="module")
+def least(planner):
+    return planner.chunk_solver.min_memory_plans[0]
+
+
+def test_the_model_expects_less_of_rows_in_pieces(planner, least):
+    whole = planner.solver.min_memory_plan
+    assert whole.predicted.temp_bytes >= LOGITS_BYTES
+    assert least.predicted.temp_bytes < whole.predicted.temp_bytes / 2
+    (chunk,) = least.row_chunks
+    assert planner.graph.values[chunk.value].shape == (BATCH, SEQUENCE, VOCABULARY)
+    assert least.fingerprint == planner.graph.fingerprint
+    assert planner.smallest().plan.row_chunks
+
+
+def test_more_memory_never_takes_more_time(planner, least):
+    budgets = [scale * least.predicted.temp_bytes // 4 for scale in (4, 5, 6, 8, 12)]
+    plans = [planner.chunk_solver.solve(budget) for budget in budgets]
+    assert all(plan.predicted.temp_bytes <= budget for plan, budget in zip(plans, budgets, strict=True))
+    seconds = [plan.predicted.step_s for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert planner.chunk_solver.solve(None) == planner.solver.empty_plan
+
+
+def test_rows_in_pieces_without_decisions_are_a_plan(planner):
+    divided = GraphPlan(fingerprint=planner.graph.fingerprint, row_chunks=(RowChunk(value=1, dimension=0, pieces=2),))
+    whole = replace(divided, row_chunks=())
+    assert is_unplanned(whole)
+    assert not is_unplanned(divided)
+    assert whole != divided
+    assert hash(whole) != hash(divided)
+    assert digest(whole) != digest(divided)
+
+
+def test_a_plan_of_rows_in_pieces_computes_the_step_up_to_rounding(planner, least, tmp_path):
+    assert Recompute() in least.decisions.values()
+    held = planner.as_plan(planner.measure(least))
+    path = tmp_path / "plan.toml"
+    held.save(path)
+    loaded = jaxckpt.load_plan(path)
+    assert loaded == held
+    assert loaded.row_chunks == least.row_chunks
+    assert loaded.described == held.described
+    args = arguments()
+    found = jax.jit(loaded.apply(step))(*args)
+    for one, other in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(found), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-7)
+    assert "[[row_chunks]]" in path.read_text()
+
+
+def test_the_planned_step_has_no_value_of_all_logits(planner, least):
+    rewritten = planner.rewritten(least).traced.graph
+    assert max(value.size_bytes for value in rewritten.values) < LOGITS_BYTES
+    assert max(value.size_bytes for value in planner.graph.values) >= LOGITS_BYTES
+
+
+def test_a_plan_of_rows_in_pieces_says_so(planner, least):
+    held = planner.as_plan(planner.measure(least))
+    (note,) = held.notes
+    assert "another order: losses and gradients differ by rounding" in note
+    assert f"[{BATCH},{SEQUENCE},{VOCABULARY}]" in note
+    (chunk,) = held.row_chunks
+    assert f"in {chunk.pieces} pieces" in render_text(plan_report(held))
+
+
+def test_a_plan_of_other_rows_is_refused(planner, least):
+    (chunk,) = least.row_chunks
+    for wrong in (replace(chunk, pieces=3), replace(chunk, value=0), replace(chunk, dimension=2)):
+        with pytest.raises(PlanMismatchError, match="no rows that can be divided like that"):
+            transformed_step(planner.traced, replace(least, row_chunks=(wrong,)))
+
+
+def test_what_a_policy_saves_does_not_run_in_pieces(planner):
+    logits = next(v.id for v in planner.graph.values if v.shape == (BATCH, SEQUENCE, VOCABULARY))
+    saved = OptimalSolver(replace(planner.problem, required={logits: Save()}))
+    assert not ChunkSolver(planner.traced, saved).can_divide
+
+
+def test_what_is_required_outside_of_the_region_is_required_in_pieces(planner):
+    value = min(planner.problem.worth_saving & planner.problem.read_after_forward)
+    solver = OptimalSolver(replace(planner.problem, required={value: Save()}))
+    variable = planner.traced.variables[value]
+    for plan in ChunkSolver(planner.traced, solver).min_memory_plans:
+        there = transformed_step(planner.traced, plan).variables.index(variable)
+        assert plan.decisions[there] == Save()
+
+
+def test_without_the_word_nothing_runs_in_pieces():
+    assert PlanOptions().allow == ("recompute",)
+    planner = FakePlanner(step, *ARGS, target="h200", donate_argnums=0)
+    assert planner.chunk_solver is None
+    assert not planner.smallest().plan.row_chunks
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        planner.plan(budget=planner.smallest().footprint.total_bytes - 2**20)
+    assert refused.value.minimum_bytes == planner.smallest().footprint.total_bytes
+
+
+def test_a_step_without_such_rows_is_planned_as_without_the_word():
+    allowed, plain = (FakePlanner(plain_step, *PLAIN_ARGS, target="h200", allow=allow) for allow in (ALLOW, ALLOW[:1]))
+    assert allowed.chunk_solver is None
+    budget = plain.smallest().footprint.total_bytes
+    assert allowed.smallest().footprint.total_bytes == budget
+    assert allowed.plan(budget=budget) == plain.plan(budget=budget)
+
+
+@needs_compiler
+def test_a_budget_below_all_other_plans_is_met_by_rows_in_pieces():
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0, allow=ALLOW, max_compiles=3)
+    whole = planner.measure(planner.solver.min_memory_plan).footprint
+    assert whole.temp_bytes >= LOGITS_BYTES
+    plan = planner.plan(budget=planner.fixed_bytes + 3 * LOGITS_BYTES // 4)
+    assert plan.row_chunks
+    assert plan.footprint.total_bytes <= plan.budget_bytes < whole.total_bytes
