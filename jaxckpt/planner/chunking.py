@@ -52,8 +52,8 @@ class ChunkSolver:
         if not self.can_divide:
             return ()
         least = min(self._solvers, key=lambda each: each.min_memory_plan.predicted.temp_bytes)
-        whole_bytes = self._solver.min_memory_plan.predicted.temp_bytes
-        return least.min_memory_plans if least.min_memory_plan.predicted.temp_bytes < whole_bytes else ()
+        undivided_bytes = self._solver.min_memory_plan.predicted.temp_bytes
+        return least.min_memory_plans if least.min_memory_plan.predicted.temp_bytes < undivided_bytes else ()
 
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory; `can_divide` is true.

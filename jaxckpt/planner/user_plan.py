@@ -126,6 +126,7 @@ class Plan(ir.GraphPlan, Shown):
         budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
         counts = Counter(decision.participle for decision in self.decisions.values())
         decided = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no decisions"
+        decided += "".join(f", rows in {chunk.pieces} pieces" for chunk in self.row_chunks)
         return f"{self.strategy} for {self.target}, {total}{budget}; {decided}"
 
     @property

@@ -89,9 +89,9 @@ def least(planner):
 
 
 def test_the_model_expects_less_of_rows_in_pieces(planner, least):
-    whole = planner.solver.min_memory_plan
-    assert whole.predicted.temp_bytes >= LOGITS_BYTES
-    assert least.predicted.temp_bytes < whole.predicted.temp_bytes / 2
+    undivided = planner.solver.min_memory_plan
+    assert undivided.predicted.temp_bytes >= LOGITS_BYTES
+    assert least.predicted.temp_bytes < undivided.predicted.temp_bytes / 2
     (chunk,) = least.row_chunks
     assert planner.graph.values[chunk.value].shape == (BATCH, SEQUENCE, VOCABULARY)
     assert least.fingerprint == planner.graph.fingerprint
@@ -109,12 +109,12 @@ def test_more_memory_never_takes_more_time(planner, least):
 
 def test_rows_in_pieces_without_decisions_are_a_plan(planner):
     divided = GraphPlan(fingerprint=planner.graph.fingerprint, row_chunks=(RowChunk(value=1, dimension=0, pieces=2),))
-    whole = replace(divided, row_chunks=())
-    assert is_unplanned(whole)
+    undivided = replace(divided, row_chunks=())
+    assert is_unplanned(undivided)
     assert not is_unplanned(divided)
-    assert whole != divided
-    assert hash(whole) != hash(divided)
-    assert digest(whole) != digest(divided)
+    assert undivided != divided
+    assert hash(undivided) != hash(divided)
+    assert digest(undivided) != digest(divided)
 
 
 def test_a_plan_of_rows_in_pieces_computes_the_step_up_to_rounding(planner, least, tmp_path):
@@ -147,6 +147,7 @@ def test_a_plan_of_rows_in_pieces_says_so(planner, least):
     assert f"[{BATCH},{SEQUENCE},{VOCABULARY}]" in note
     (chunk,) = held.row_chunks
     assert f"in {chunk.pieces} pieces" in render_text(plan_report(held))
+    assert held.summary().endswith(f", rows in {chunk.pieces} pieces")
 
 
 def test_a_plan_of_other_rows_is_refused(planner, least):
@@ -192,8 +193,8 @@ def test_a_step_without_such_rows_is_planned_as_without_the_word():
 @needs_compiler
 def test_a_budget_below_all_other_plans_is_met_by_rows_in_pieces():
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0, allow=ALLOW, max_compiles=3)
-    whole = planner.measure(planner.solver.min_memory_plan).footprint
-    assert whole.temp_bytes >= LOGITS_BYTES
+    undivided = planner.measure(planner.solver.min_memory_plan).footprint
+    assert undivided.temp_bytes >= LOGITS_BYTES
     plan = planner.plan(budget=planner.fixed_bytes + 3 * LOGITS_BYTES // 4)
     assert plan.row_chunks
-    assert plan.footprint.total_bytes <= plan.budget_bytes < whole.total_bytes
+    assert plan.footprint.total_bytes <= plan.budget_bytes < undivided.total_bytes
