@@ -79,8 +79,10 @@ def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
     """The compiler agrees with rules, and takes twice the temporaries for every plan of the solver."""
     planner = planner_of(lambda plan: 1.0 if plan.strategy not in ("optimal", "none") else 2.0)
     rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    fitting = [each for each in planner.simple_rules if each.predicted.total_bytes <= rule.predicted.total_bytes]
     plan = planner.plan(budget=rule.predicted.total_bytes)
-    assert plan.strategy == rule.strategy
+    assert plan.strategy in {each.strategy for each in fitting}  # the least two may be of equal size
+    assert plan.predicted.step_s == min(each.predicted.step_s for each in fitting)
     assert plan.footprint.total_bytes == rule.predicted.total_bytes
     assert planner_of().plan(budget=rule.predicted.total_bytes).strategy == "optimal"
 
