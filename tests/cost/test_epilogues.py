@@ -33,6 +33,8 @@ FUSED = {
     "behind a barrier": (lambda x, w, y: (x @ w) * barrier(jnp.sin(y)), (X, W, X)),
     "another product": (lambda x, w, y, v: (x @ w) + (y @ v), (X, W, spec(ROWS, 512), spec(512, WIDTH))),
 }
+OF_LATER_XLA = ("behind a barrier", "another product")
+"""Cases that XLA does not fuse before jax 0.12."""
 UNFUSED = {
     "another op": (lambda x, w, y: (x @ w) * (1 + jnp.sin(y)), (X, W, X)),
     "two readers": (lambda x, w: (lambda h: jnp.sin(h) * h.T)(x @ w), (spec(2048, WIDTH), spec(WIDTH, 2048))),
@@ -77,9 +79,11 @@ def test_a_product_is_written_where_another_kernel_needs_it(case):
 @needs_gpu_target
 @pytest.mark.parametrize("case", FUSED)
 def test_xla_fuses_what_the_rule_fuses(case):
+    if case in OF_LATER_XLA and jax.__version_info__ < (0, 12):
+        pytest.skip("XLA of this jax fuses no operand but arguments")
     function, args = FUSED[case]
     names = kernels(function, args)
-    assert len(names) == (2 if case in ("behind a barrier", "another product") else 1)
+    assert len(names) == (2 if case in OF_LATER_XLA else 1)
 
 
 @needs_gpu_target
