@@ -1,6 +1,7 @@
 """What every test runs under: eight CPU devices, no accelerator looked for, the same examples on every run."""
 
 import os
+import shutil
 import sys
 from collections import Counter
 
@@ -28,6 +29,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("jaxckpt")
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium of this machine without a window; the test skips where there is none, or none that starts."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    if path is None:
+        pytest.skip(f"no Chromium here: none of {', '.join(CHROMIUM_NAMES)} is on the path")
+    with sync_api.sync_playwright() as playwright:
+        # No sandbox: tests run as root in containers, and the pages are our own.
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"{path} does not start here: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
 
 ENGINE = {"dynamic", "test_simulate.py"}
 """Folders and files whose tests simulate: numba compiles the engine for the first of them, a minute, and keeps it."""

@@ -115,7 +115,7 @@ class BufferLiveness:
             self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
             self.flattened.add(instance)
-        if instance in self.kernels.fusion.epilogue_ends:
+        if instance in self.kernels.fusion.epilogue_ends:  # the last op is elementwise, but the kernel is a product's
             return
         if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
             self.in_place.add(instance)

@@ -26,9 +26,9 @@ counted equation by equation. These rules mark the values that are materialised,
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).
 7. A value of one loop that another one reads is in memory, once for every iteration, and so is a value of an outer
    level that is read in a loop's body.
-8. A product goes on with elementwise ops before it writes: with its result as their only reader's operand, and besides
-   it arguments, what passed a barrier, and what other products wrote, or broadcasts of these (XLA's fusion of matrix
-   products, which comes before all other fusion). A result of few tiles is split along the sum instead.
+8. The kernel of a product goes on with an elementwise op that alone reads its result, and so on (the epilogue). The
+   op's other operands are arguments, values that passed a barrier, broadcasts of these, and results of other products:
+   XLA fuses matrix products before anything else. A product of few tiles has no epilogue: its sum is split instead.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in

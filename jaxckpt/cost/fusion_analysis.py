@@ -14,6 +14,7 @@ SourceBytes = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
 
 _SCALAR_BYTES = 8
+"""A scalar of any type takes at most this: an epilogue may read its broadcast, whatever computes it."""
 _MANY = 4
 """Readers are counted up to here. With 2 the median error of seconds is 6.0%, with 4 and 8 it is 4.0% (`python -m
 benchmarks.constants`)."""

@@ -1,33 +1,12 @@
 """The page in a real browser without a window: it draws, answers the pointer and the keys, and fetches nothing."""
 
 import json
-import os
-import shutil
 from dataclasses import replace
 
 import pytest
 
 import jaxckpt
 from tests.report.maps import blocks
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no Chromium here: none of {', '.join(NAMES)} is on the path")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        # No sandbox: tests run as root in containers, and the page is our own.
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            pytest.skip(f"{CHROMIUM} does not start here: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 class Opened:
