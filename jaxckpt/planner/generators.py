@@ -21,6 +21,12 @@ from jaxckpt.solve import BudgetSolver, OptimalSolver
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
+_RULES_ERROR = 2.0
+"""The error of a rule's prediction over that of the compiled plans, at most.
+
+On steps with dropout the totals are off by 16% and 10%: with 1 the planner compiles no rule, and is 5% slower than one.
+"""
+
 
 class Candidate(NamedTuple):
     """A plan that may be compiled, with the figures that are expected of it."""
@@ -215,8 +221,9 @@ class SimpleRules(Generator):
                 yield Candidate(plan, total_bytes, share * step_s)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that fit and are faster if the model is off by as much as for the compiled plans, either way."""
-        bytes_share, step_share = 1 - pool.bytes_error, self._trusted_share(pool) * (1 - pool.seconds_spread)
+        """Rules that fit and are faster if the model is off by more than for the compiled plans, either way."""
+        bytes_share = 1 - _RULES_ERROR * max(pool.bytes_error, pool.seconds_spread)
+        step_share = self._trusted_share(pool) * (1 - _RULES_ERROR * pool.seconds_spread)
         for plan, total_bytes, step_s in self._expected(pool):
             if bytes_share * min(total_bytes, plan.predicted.total_bytes) <= pool.limit_bytes:
                 yield Candidate(plan, total_bytes, step_share * step_s)

@@ -110,8 +110,12 @@ class BudgetSearch:
             unlikely = self._faster(lambda generator: generator.unlikely(pool), enough_s)
             if not unlikely:
                 return None
-            candidate, generator = min(unlikely, key=lambda found: (found[0].total_bytes, found[0].step_s))
+            candidate, generator = min(unlikely, key=lambda found: (self._distance(found[0]), found[0].step_s))
         return candidate.plan, generator
+
+    def _distance(self, candidate: Candidate) -> int:
+        """Bytes between a candidate's expected total and the budget."""
+        return abs(candidate.total_bytes - self.limit_bytes)
 
     def _faster(
         self, candidates: Callable[[Generator], Iterable[Candidate]], enough_s: float
