@@ -40,8 +40,8 @@ from jaxckpt.trace.sharding import aval_bytes
 _PIECES = (2, 4, 8, 16, 32)
 """The numbers of pieces that there may be, as far as they divide the rows."""
 _WORTH = 1 / 8
-"""Rows run in pieces if the large values of the region are at least this share of the least temporaries of the step with
-its rows together: below that, other values are the peak."""
+"""Rows run in pieces if the large values of the region take at least this share of the least temporaries of the
+undivided step: below that, other values are the peak."""
 _NEAR_LEAST = 1.1
 """The least number of pieces is taken whose peak is within this factor of that without the region: about the error of
 the model."""
@@ -145,6 +145,22 @@ class ChunkSolver:
         least = self._most[1]
         undivided_bytes = self._solver.min_memory_plan.predicted.temp_bytes
         return least.min_memory_plans if least.min_memory_plan.predicted.temp_bytes < undivided_bytes else ()
+
+    @cached_property
+    def estimate(self) -> tuple[int, int]:
+        """The pieces that least memory takes, and the bytes that they should take off the least undivided plan.
+
+        Neither solved in pieces nor compiled; (1, 0) where rows in pieces take no less.
+        """
+        pieces = next(self._by_bytes(), None)
+        region = None if pieces is None else self._region_in(pieces)
+        if pieces is not None and region is not None:
+            with suppress(ChunkError):
+                with_chunk(self._traced, Chunk(region=region, pieces=pieces))
+                undivided_bytes = self._solver.min_memory_plan.predicted.temp_bytes
+                saved_bytes = undivided_bytes - int(self._estimate.peak_bytes(pieces))
+                return (pieces, saved_bytes) if saved_bytes > 0 else (1, 0)
+        return 1, 0
 
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory; `can_divide` is true.

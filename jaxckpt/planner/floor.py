@@ -124,6 +124,12 @@ class Floor(Shown):
         """`undecided_bytes` as a share of the total, 0 to 1."""
         return self.undecided_bytes / self.total_bytes if self.total_bytes else 0.0
 
+    def with_remedies(self, remedies: Iterable[Remedy]) -> "Floor":
+        """The floor with further remedies, those that save little left out."""
+        worth = (remedy for remedy in remedies if (remedy.saves_bytes or 0) >= _WORTH * self.total_bytes)
+        ordered = sorted((*self.remedies, *worth), key=lambda remedy: -(remedy.saves_bytes or 0))
+        return replace(self, remedies=tuple(ordered))
+
     def of(self, holder: Holder | str) -> int:
         """Bytes of one purpose; 0 where there are none.
 
@@ -142,14 +148,8 @@ def floor_of(footprint: Footprint, graph: Graph | None = None, *, step: str = ""
       [('other', 700), ('arguments', 300)]
     """
     shares = tuple(sorted(_shares(footprint), key=lambda share: -share.size_bytes))
-    remedies = _remedies(footprint, shares, graph)
-    worth = (remedy for remedy in remedies if (remedy.saves_bytes or 0) >= _WORTH * footprint.total_bytes)
-    return Floor(
-        step=step,
-        footprint=footprint,
-        shares=shares,
-        remedies=tuple(sorted(worth, key=lambda remedy: -(remedy.saves_bytes or 0))),
-    )
+    found = Floor(step=step, footprint=footprint, shares=shares)
+    return found.with_remedies(_remedies(footprint, shares, graph))
 
 
 def _shares(footprint: Footprint) -> Iterator[Share]:
