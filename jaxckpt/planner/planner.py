@@ -316,7 +316,11 @@ class Planner:
 
         Where "chunk" is not allowed, rows in pieces are one of them, with predicted bytes; nothing is compiled for it.
         """
-        found = floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
+        return self.floor_of(self.smallest().footprint)
+
+    def floor_of(self, smallest: Footprint) -> Floor:
+        """The same for the footprint of the smallest plan."""
+        found = floor_of(smallest, self.graph, step=self.traced.name)
         return found if "chunk" in self.options.allow else found.with_remedies(self._chunk_remedies())
 
     def _chunk_remedies(self) -> Iterator[Remedy]:
