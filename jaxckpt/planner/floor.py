@@ -126,7 +126,7 @@ class Floor(Shown):
         return self.undecided_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def with_remedies(self, remedies: Iterable[Remedy]) -> "Floor":
-        """The floor with further remedies after its own, the largest saving first; those that save little are left out."""
+        """The floor with further remedies after its own, the largest saving first; not those that save little."""
         worth = (remedy for remedy in remedies if (remedy.saves_bytes or 0) >= _WORTH * self.total_bytes)
         ordered = sorted(worth, key=lambda remedy: -(remedy.saves_bytes or 0))
         return replace(self, remedies=(*self.remedies, *ordered))
