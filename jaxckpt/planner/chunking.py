@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -90,9 +91,13 @@ class ChunkEstimate:
         shared_s = _shared_bytes(traced, region) / problem.rates.memory_bandwidth_bytes_per_s
         return cls(
             profiles=tuple(_profile(problem, plan, values) for plan in plans),
-            sum_bytes=2 * sum(v.aval.size * jnp.dtype(accumulator_dtype(v.aval.dtype)).itemsize for v in region.sums),
+            sum_bytes=2 * sum(_accumulator_bytes(v.aval) for v in region.sums),
             piece_s=kernels * problem.rates.launch_s + shared_s,
         )
+
+
+def _accumulator_bytes(aval: Any) -> int:
+    return int(aval.size) * jnp.dtype(accumulator_dtype(aval.dtype)).itemsize
 
 
 def _profile(problem: Problem, plan: GraphPlan, values: Collection[int]) -> tuple[tuple[int, int], ...]:
