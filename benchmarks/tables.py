@@ -18,12 +18,14 @@ README = ROOT / "README.md"
 COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
     ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
+BUDGETS = ROOT / "docs" / "budgets.md"
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
 
 def main() -> None:
     write(README, {"demo": demo_table(), "infeasible": infeasible()})
+    write(BUDGETS, {"chunks": chunks_table()})
     write(COST, {"cost": cost_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
@@ -52,6 +54,20 @@ def write_measured(file: Path, line: str) -> None:
     """Puts the line below a policy's schema, instead of the one that is there."""
     schema, *rest = (each for each in file.read_text().splitlines() if not each.startswith(_MEASURED))
     file.write_text("\n".join([schema, line, *rest, ""]))
+
+
+def chunks_table() -> str:
+    """The planner's plans with rows in pieces, by budget."""
+    result = read("chunks")
+    made = result["made_with"]
+    lines = ["| budget | pieces | compiled total | temporaries | estimated step |", "|---|---:|---:|---:|---:|"]
+    for row in result["planned"]:
+        pieces = ", ".join(map(str, row["pieces"])) or "1"
+        lines.append(
+            f"| {row['budget']} | {pieces} | {format_bytes(row['total_bytes'])} | {format_bytes(row['temp_bytes'])} |"
+            f" {1e3 * row['estimated_step_s']:.1f} ms |"
+        )
+    return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
 
 
 def demo_table() -> str:

@@ -93,8 +93,9 @@ class Floor(Shown):
       step: The step's name; "" if it is not known.
       footprint: Of the smallest plan, as compiled.
       shares: Largest first; their sum is `footprint.total_bytes`.
-      remedies: Changes of the step that would lower the total, the largest saving first. Each figure is for that remedy
-        by itself, computed from the compiled program with smaller buffers; nothing was compiled for it.
+      remedies: Changes that would lower the total, the largest saving first. Each figure is for that remedy by itself,
+        computed from the compiled program with smaller buffers; nothing was compiled for it. Last, with a predicted
+        figure, what the planner could do if it were allowed.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.oom:floor_report"
@@ -124,6 +125,12 @@ class Floor(Shown):
         """`undecided_bytes` as a share of the total, 0 to 1."""
         return self.undecided_bytes / self.total_bytes if self.total_bytes else 0.0
 
+    def with_remedies(self, remedies: Iterable[Remedy]) -> "Floor":
+        """The floor with further remedies after its own, the largest saving first; not those that save little."""
+        worth = (remedy for remedy in remedies if (remedy.saves_bytes or 0) >= _WORTH * self.total_bytes)
+        ordered = sorted(worth, key=lambda remedy: -(remedy.saves_bytes or 0))
+        return replace(self, remedies=(*self.remedies, *ordered))
+
     def of(self, holder: Holder | str) -> int:
         """Bytes of one purpose; 0 where there are none.
 
@@ -142,14 +149,8 @@ def floor_of(footprint: Footprint, graph: Graph | None = None, *, step: str = ""
       [('other', 700), ('arguments', 300)]
     """
     shares = tuple(sorted(_shares(footprint), key=lambda share: -share.size_bytes))
-    remedies = _remedies(footprint, shares, graph)
-    worth = (remedy for remedy in remedies if (remedy.saves_bytes or 0) >= _WORTH * footprint.total_bytes)
-    return Floor(
-        step=step,
-        footprint=footprint,
-        shares=shares,
-        remedies=tuple(sorted(worth, key=lambda remedy: -(remedy.saves_bytes or 0))),
-    )
+    found = Floor(step=step, footprint=footprint, shares=shares)
+    return found.with_remedies(_remedies(footprint, shares, graph))
 
 
 def _shares(footprint: Footprint) -> Iterator[Share]:

@@ -24,6 +24,7 @@ from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.compiler import Footprint, LoweredStep, compile_side_by_side, lower_flat, most_compiles
 from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
+from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.generators import SolverPlans, generators_for
@@ -311,8 +312,32 @@ class Planner:
         return min((*compiled, *self.measure_all(rules)), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
-        """The memory of the smallest plan by purpose, with remedies other than a plan."""
-        return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
+        """The memory of the smallest plan by purpose, with remedies other than a plan.
+
+        Where "chunk" is not allowed, rows in pieces are one of them, with predicted bytes; nothing is compiled for it.
+        """
+        return self.floor_of(self.smallest().footprint)
+
+    def floor_of(self, smallest: Footprint) -> Floor:
+        """The same for the footprint of the smallest plan."""
+        found = floor_of(smallest, self.graph, step=self.traced.name)
+        return found if "chunk" in self.options.allow else found.with_remedies(self._chunk_remedies())
+
+    def _chunk_remedies(self) -> Iterator[Remedy]:
+        """Rows in pieces as a remedy, if the step has such rows."""
+        from jaxckpt.planner.chunking import ChunkSolver  # training jobs do not load it
+
+        self._say("looking for rows that can run in pieces")
+        with collector_paused():
+            pieces, saved_bytes = ChunkSolver(self.traced, self.solver).estimate
+        yield Remedy(
+            title="rows in pieces",
+            how=f"The step has rows that it treats alike, in {pieces} pieces by the planner: forward and backward of a"
+            " piece together, without a change of the step. Sums over rows are taken in another order, so losses and"
+            " gradients differ by rounding. The figure is predicted.",
+            saves_bytes=saved_bytes,
+            command='allow=("recompute", "chunk")',
+        )
 
     @contextmanager
     def saying(self, attempt: str) -> Iterator[None]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import most_compiles
-from jaxckpt.planner.floor import floor_of
 from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
@@ -71,7 +70,7 @@ class BudgetSearch:
             best = self._smallest_of_all()
         if best is None:
             smallest = min(self.pool.compiled, key=lambda c: c.footprint.total_bytes).footprint
-            floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
+            floor = self.planner.floor_of(smallest)
             raise infeasible(
                 self.budget,
                 self.limit_bytes,

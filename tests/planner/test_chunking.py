@@ -98,6 +98,30 @@ def test_the_model_expects_less_of_rows_in_pieces(planner, least):
     assert planner.smallest().plan.row_chunks
 
 
+def test_the_floor_names_rows_in_pieces_unless_they_are_allowed(planner, least):
+    plain = FakePlanner(step, *ARGS, target="h200", donate_argnums=0)
+    (remedy,) = (each for each in plain.floor().remedies if "pieces" in each.title)
+    saved_bytes = plain.solver.min_memory_plan.predicted.temp_bytes - least.predicted.temp_bytes
+    assert remedy.saves_bytes == pytest.approx(saved_bytes, rel=0.15)
+    assert f"in {least.row_chunks[0].pieces} pieces" in remedy.how
+    assert "chunk" in remedy.command
+    assert not any("pieces" in each.title for each in planner.floor().remedies)
+    without = FakePlanner(plain_step, *PLAIN_ARGS, target="h200")
+    assert not any("pieces" in each.title for each in without.floor().remedies)
+
+
+def test_the_least_number_of_pieces_is_solved_with_which_the_rows_are_not_the_peak(planner):
+    solver = ChunkSolver(planner.traced, planner.solver)
+    pieces, _ = solver.estimate
+    solver.min_memory_plans  # noqa: B018
+    assert list(solver._solvers) == [pieces]
+    by_pieces = {}
+    for other in (2, 4, 8, 16, 32):
+        if (solved := solver._solver_of(other)) is not None:
+            by_pieces[other] = solved.min_memory_plan.predicted.temp_bytes
+    assert by_pieces[pieces] <= 1.15 * min(by_pieces.values())
+
+
 def test_more_memory_never_takes_more_time(planner, least):
     budgets = [scale * least.predicted.temp_bytes // 4 for scale in (4, 5, 6, 8, 12)]
     plans = [planner.chunk_solver.solve(budget) for budget in budgets]

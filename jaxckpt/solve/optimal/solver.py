@@ -31,16 +31,22 @@ _Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLi
 
 
 class OptimalSolver:
-    """Solves one step for any number of budgets; all work that does not depend on the budget is done once."""
+    """Solves one step for any number of budgets; all work that does not depend on the budget is done once.
 
-    def __init__(self, problem: Problem):
+    Args:
+      problem: The step.
+      like: A solver of nearly the same step, with the same rates and effort: its solved stages are taken over where
+        this step has stages of the same structure, and those of this step are added to them.
+    """
+
+    def __init__(self, problem: Problem, *, like: "OptimalSolver | None" = None):
         self.problem = problem
         self._effort = problem.effort
         self.empty_plan = solve_none(problem)
         self.cut_minima = CutMinima(problem, before_head=True)
         self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
-        self._known: SolvedStages = {}
-        self._profiled: ProfiledStages = {}
+        self._known: SolvedStages = {} if like is None else like._known
+        self._profiled: ProfiledStages = {} if like is None else like._profiled
         self._local_search = LocalSearch(problem)
         self._solved: dict[GraphPlan, None] = {}
         """Plans of all budgets so far: so a larger budget never gives a slower plan."""
