@@ -1,0 +1,135 @@
+"""Threads about layers of networks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.gallery.entry import Entry
+from jaxckpt import Step
+
+
+def _array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _random_layers(x: jax.Array, layers: int) -> jax.Array:
+    key = jax.random.PRNGKey(0)
+    for _ in range(layers):
+        key, subkey = jax.random.split(key)
+        random_matrix = jax.random.normal(subkey, shape=(x.shape[0], x.shape[0]))
+        x = jax.nn.relu(jnp.dot(random_matrix, x) + 1)
+    return x.sum()
+
+
+def random_layers(*, side: int = 8192, layers: int = 10) -> Step:
+    """jax-19822 as posted."""
+    return Step(jax.value_and_grad(lambda x: _random_layers(x, layers)), (_array(side, side),))
+
+
+def random_layers_with_mark(*, side: int = 8192, layers: int = 10) -> Step:
+    """jax-19822 with all of the function under `jax.checkpoint`, as posted."""
+    return Step(jax.value_and_grad(jax.checkpoint(lambda x: _random_layers(x, layers))), (_array(side, side),))
+
+
+def _residual_layers(is_marked: bool, batch: int, length: int, width: int, layers: int) -> Step:
+    def block(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return x + jax.nn.relu(x @ weights[0]) @ weights[1], None
+
+    body = jax.checkpoint(block, policy=jax.checkpoint_policies.nothing_saveable) if is_marked else block
+
+    def loss(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+        return jax.lax.scan(body, x, weights)[0].mean()
+
+    weight = _array(layers, width, width)
+    return Step(jax.grad(loss), ((weight, weight), _array(batch, length, width)))
+
+
+def residual_layers(*, batch: int = 16, length: int = 8192, width: int = 2048, layers: int = 32) -> Step:
+    """jax-23869 without its marks."""
+    return _residual_layers(False, batch, length, width, layers)
+
+
+def residual_layers_with_marks(*, batch: int = 16, length: int = 8192, width: int = 2048, layers: int = 32) -> Step:
+    """jax-23869 with each layer under `jax.remat`, nothing saved, as posted."""
+    return _residual_layers(True, batch, length, width, layers)
+
+
+def _transformer_layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    batch, length, width = x.shape
+
+    def norm(x: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    q, k, v = (part.reshape(batch, length, -1, 128) for part in jnp.split(norm(x) @ w["qkv"], 3, -1))
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) * 128**-0.5)
+    x = x + jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ w["out"]
+    return x + jax.nn.gelu(norm(x) @ w["up"]) @ w["down"]
+
+
+def _transformer(is_scanned: bool, layers: int, width: int, words: int, batch: int, length: int) -> Step:
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        x = params["words"][tokens]
+        if is_scanned:
+            x, _ = jax.lax.scan(lambda x, w: (_transformer_layer(x, w), None), x, params["layers"])
+        else:
+            for number in range(layers):
+                x = _transformer_layer(x, {name: w[number] for name, w in params["layers"].items()})
+        logits = x @ params["words"].T
+        return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]).mean()
+
+    def step(params: Any, tokens: jax.Array) -> Any:
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, params, jax.grad(loss)(params, tokens))
+
+    sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    params = {"words": _array(words, width), "layers": {n: _array(layers, *size) for n, size in sizes.items()}}
+    return Step(step, (params, _array(batch, length, dtype=jnp.int32)), donate_argnums=0)
+
+
+def transformer(
+    *, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024
+) -> Step:
+    """jax-14056: a transformer whose layers follow one another."""
+    return _transformer(False, layers, width, words, batch, length)
+
+
+def scanned_transformer(
+    *, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024
+) -> Step:
+    """jax-14056: the same with a scan over layers."""
+    return _transformer(True, layers, width, words, batch, length)
+
+
+ENTRIES = (
+    Entry(
+        name="jax-19822",
+        address="https://github.com/jax-ml/jax/issues/19822",
+        problem="`jax.checkpoint` around all of a network lowers nothing",
+        written=random_layers,
+        advised=random_layers_with_mark,
+        advice="`jax.checkpoint` around all of it, as posted; no other was seen",
+        added="The text of the thread has no size; the entry takes a matrix of 8,192 x 8,192.",
+        small={"side": 6, "layers": 3},
+    ),
+    Entry(
+        name="jax-23869",
+        address="https://github.com/jax-ml/jax/issues/23869",
+        problem="the inputs of 32 scanned layers fill the memory, and offloading them has no effect",
+        written=residual_layers,
+        advised=residual_layers_with_marks,
+        advice="`jax.remat` on the layer, nothing saved, as posted",
+        added="The thread has a mesh of 4 x 2; the entry is one shard of its batch with the full width.",
+        small={"batch": 2, "length": 3, "width": 4, "layers": 4},
+    ),
+    Entry(
+        name="jax-14056",
+        address="https://github.com/jax-ml/jax/issues/14056",
+        problem="layers without a scan take more temporaries than with one",
+        written=transformer,
+        advised=scanned_transformer,
+        advice="a scan over layers, to which the thread compares",
+        added="The thread has bytes of parameters, from which width and words follow; the entry adds 8 layers, a batch of"
+        " 8 x 1,024 tokens, and plain descent.",
+        small={"layers": 2, "width": 128, "words": 8, "batch": 1, "length": 4},
+    ),
+)
