@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gallery.page import readme_table, tables as gallery_tables
 from benchmarks.record import RESULTS, read
 from benchmarks.strangers import findings
 from jaxckpt import load_policy
@@ -18,12 +19,14 @@ README = ROOT / "README.md"
 COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
     ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
+GALLERY = ROOT / "docs" / "gallery.md"
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
 
 def main() -> None:
-    write(README, {"demo": demo_table(), "infeasible": infeasible()})
+    write(README, {"gallery": readme_table(), "demo": demo_table(), "infeasible": infeasible()})
+    write(GALLERY, gallery_tables())
     write(COST, {"cost": cost_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})

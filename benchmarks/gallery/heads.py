@@ -64,6 +64,16 @@ def long_head_by_rows(*, rows: int = 16_384, words: int = 153_600, width: int = 
     return Step(jax.value_and_grad(loss), _arguments(rows, words, width, jnp.bfloat16))
 
 
+def wide_head(*, rows: int = 16_384, words: int = 248_320, width: int = 2048, chunk: int = 256) -> Step:
+    """trl-6858: the loss over the full logits, one product."""
+    return long_head(rows=rows, words=words, width=width, chunk=chunk)
+
+
+def wide_head_by_rows(*, rows: int = 16_384, words: int = 248_320, width: int = 2048, chunk: int = 256) -> Step:
+    """trl-6858: the same in pieces of positions."""
+    return long_head_by_rows(rows=rows, words=words, width=width, chunk=chunk)
+
+
 ENTRIES = (
     Entry(
         name="jax-35915",
@@ -84,6 +94,17 @@ ENTRIES = (
         advised=long_head_by_rows,
         advice="pieces of 512 positions",
         added="The thread has no width; the entry takes 2,048. `jax.checkpoint` on each piece is added.",
+        small={"rows": 8, "words": 8, "width": 4, "chunk": 4},
+    ),
+    Entry(
+        name="trl-6858",
+        address="https://github.com/huggingface/trl/pull/6858",
+        problem="logits of 16,384 positions and 248,320 words, in PyTorch",
+        written=wide_head,
+        advised=wide_head_by_rows,
+        advice="pieces of 256 positions",
+        added="The entry is the thread's reference in JAX. The thread's own remedy is a fused kernel for PyTorch; pieces"
+        " of positions are that library's earlier one.",
         small={"rows": 8, "words": 8, "width": 4, "chunk": 4},
     ),
 )

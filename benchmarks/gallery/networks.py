@@ -86,9 +86,7 @@ def _transformer(is_scanned: bool, layers: int, width: int, words: int, batch: i
     return Step(step, (params, _array(batch, length, dtype=jnp.int32)), donate_argnums=0)
 
 
-def transformer(
-    *, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024
-) -> Step:
+def transformer(*, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024) -> Step:
     """jax-14056: a transformer whose layers follow one another."""
     return _transformer(False, layers, width, words, batch, length)
 
@@ -98,6 +96,24 @@ def scanned_transformer(
 ) -> Step:
     """jax-14056: the same with a scan over layers."""
     return _transformer(True, layers, width, words, batch, length)
+
+
+def kernel_matrices(*, points: int = 1000, features: int = 30) -> Step:
+    """jax-21377 as posted, and the gradient of the sum of its results."""
+
+    def kernel(x: jax.Array, y: jax.Array, which: jax.Array) -> jax.Array:
+        return jnp.prod(1 + which * jnp.exp(-((x - y) ** 2)))
+
+    matrix = jax.vmap(jax.vmap(kernel, in_axes=(0, None, None)), in_axes=(None, 0, None))
+
+    def loss(xs: jax.Array, active: jax.Array, ys: jax.Array) -> jax.Array:
+        def activation(which: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.dot(y, matrix(xs, xs, which) @ y)
+
+        return jax.vmap(activation)(active, ys).sum()
+
+    active = _array(features, features, dtype=jnp.int32)
+    return Step(jax.grad(loss), (_array(points, features), active, _array(features, points)))
 
 
 ENTRIES = (
@@ -131,5 +147,13 @@ ENTRIES = (
         added="The thread has bytes of parameters, from which width and words follow; the entry adds 8 layers, a batch of"
         " 8 x 1,024 tokens, and plain descent.",
         small={"layers": 2, "width": 128, "words": 8, "batch": 1, "length": 4},
+    ),
+    Entry(
+        name="jax-21377",
+        address="https://github.com/jax-ml/jax/issues/21377",
+        problem="`vmap` over kernel matrices makes one large array of all pairs, features and matrices",
+        written=kernel_matrices,
+        added="The thread evaluates in float64; the entry takes the gradient by the points, in float32.",
+        small={"points": 5, "features": 3},
     ),
 )
