@@ -103,8 +103,8 @@ ENTRIES = (
         written=wide_head,
         advised=wide_head_by_rows,
         advice="pieces of 256 positions",
-        added="The entry is the thread's reference in JAX. The thread's own remedy is a fused kernel for PyTorch; pieces"
-        " of positions are that library's earlier one.",
+        added="The entry is the thread's reference in JAX. The thread's own remedy is a fused kernel for PyTorch;"
+        " pieces of positions are that library's earlier one.",
         small={"rows": 8, "words": 8, "width": 4, "chunk": 4},
     ),
 )

@@ -55,49 +55,6 @@ def residual_layers_with_marks(*, batch: int = 16, length: int = 8192, width: in
     return _residual_layers(True, batch, length, width, layers)
 
 
-def _transformer_layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
-    batch, length, width = x.shape
-
-    def norm(x: jax.Array) -> jax.Array:
-        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-
-    q, k, v = (part.reshape(batch, length, -1, 128) for part in jnp.split(norm(x) @ w["qkv"], 3, -1))
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) * 128**-0.5)
-    x = x + jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ w["out"]
-    return x + jax.nn.gelu(norm(x) @ w["up"]) @ w["down"]
-
-
-def _transformer(is_scanned: bool, layers: int, width: int, words: int, batch: int, length: int) -> Step:
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        x = params["words"][tokens]
-        if is_scanned:
-            x, _ = jax.lax.scan(lambda x, w: (_transformer_layer(x, w), None), x, params["layers"])
-        else:
-            for number in range(layers):
-                x = _transformer_layer(x, {name: w[number] for name, w in params["layers"].items()})
-        logits = x @ params["words"].T
-        return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]).mean()
-
-    def step(params: Any, tokens: jax.Array) -> Any:
-        return jax.tree.map(lambda w, g: w - 1e-3 * g, params, jax.grad(loss)(params, tokens))
-
-    sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-    params = {"words": _array(words, width), "layers": {n: _array(layers, *size) for n, size in sizes.items()}}
-    return Step(step, (params, _array(batch, length, dtype=jnp.int32)), donate_argnums=0)
-
-
-def transformer(*, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024) -> Step:
-    """jax-14056: a transformer whose layers follow one another."""
-    return _transformer(False, layers, width, words, batch, length)
-
-
-def scanned_transformer(
-    *, layers: int = 8, width: int = 2048, words: int = 16_384, batch: int = 8, length: int = 1024
-) -> Step:
-    """jax-14056: the same with a scan over layers."""
-    return _transformer(True, layers, width, words, batch, length)
-
-
 def kernel_matrices(*, points: int = 1000, features: int = 30) -> Step:
     """jax-21377 as posted, and the gradient of the sum of its results."""
 
@@ -136,17 +93,6 @@ ENTRIES = (
         advice="`jax.remat` on the layer, nothing saved, as posted",
         added="The thread has a mesh of 4 x 2; the entry is one shard of its batch with the full width.",
         small={"batch": 2, "length": 3, "width": 4, "layers": 4},
-    ),
-    Entry(
-        name="jax-14056",
-        address="https://github.com/jax-ml/jax/issues/14056",
-        problem="layers without a scan take more temporaries than with one",
-        written=transformer,
-        advised=scanned_transformer,
-        advice="a scan over layers, to which the thread compares",
-        added="The thread has bytes of parameters, from which width and words follow; the entry adds 8 layers, a batch of"
-        " 8 x 1,024 tokens, and plain descent.",
-        small={"layers": 2, "width": 128, "words": 8, "batch": 1, "length": 4},
     ),
     Entry(
         name="jax-21377",
