@@ -16,7 +16,7 @@ class Entry:
       address: The thread.
       problem: The problem in one line.
       written: Builds the program as written, at the thread's sizes by default.
-      advised: Builds the program with the advice, for the same sizes; None if there is no advice.
+      advised: Builds the program with the advice, for the same sizes; None if that is not a version here.
       advice: The advice in a few words.
       added: What the thread does not say, and the entry therefore adds; "" if nothing.
       small: Sizes that a CPU runs in a second.
@@ -27,6 +27,6 @@ class Entry:
     problem: str
     written: Callable[..., Step]
     advised: Callable[..., Step] | None = None
-    advice: str = "none given"
+    advice: str = "none seen"
     added: str = ""
     small: Mapping[str, Any]

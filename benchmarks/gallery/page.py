@@ -37,7 +37,7 @@ def overview_table(data: Mapping[str, Any], names: Iterable[str], *, page: str) 
         advised = answers.get(ADVISED)
         cells = [
             cell(answers.get(WRITTEN)),
-            "none given" if ENTRIES[name].advised is None else cell(advised),
+            ENTRIES[name].advice if ENTRIES[name].advised is None else cell(advised),
             cell(plan_of(answers)),
             cell(answers.get(SMALLEST)),
         ]

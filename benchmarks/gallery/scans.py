@@ -139,6 +139,7 @@ ENTRIES = (
         address="https://github.com/openxla/xla/issues/27322",
         problem="16 scans whose stacked results take the memory of 16 at once",
         written=stacked,
+        advice="an option of XLA, not compiled here",
         added="The thread evaluates the loops; the entry takes the gradient of a sum of squares.",
         small={"size": 6, "loops": 2},
     ),
