@@ -6,6 +6,7 @@ python -m benchmarks.frontier    every model of the zoo of planners: plans again
 python -m benchmarks.partitioner   GPT-2 against PyTorch's partitioner: FLOPs again where the same bytes are kept
 python -m benchmarks.frontier_tables   tables and pictures of both in docs/
 python -m benchmarks.strangers   plans against simple rules, on steps that none of our models is
+python -m benchmarks.gallery     memory problems of public threads: as written, as advised, planned
 python -m benchmarks.scheduler   XLA's options for order and memory: compiled totals
 python -m benchmarks.dtr_logs    DTR's own logs, by its simulator and by ours
 python -m benchmarks.checkmate   Checkmate on the networks of its paper, against the optimal solver

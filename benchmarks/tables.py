@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gallery.page import readme_table, tables as gallery_tables
 from benchmarks.record import RESULTS, read
 from benchmarks.strangers import findings
 from jaxckpt import load_policy
@@ -18,14 +19,15 @@ README = ROOT / "README.md"
 COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
     ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
-BUDGETS = ROOT / "docs" / "budgets.md"
+BUDGETS, GALLERY = (ROOT / "docs" / f"{name}.md" for name in ("budgets", "gallery"))
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
 
 def main() -> None:
-    write(README, {"demo": demo_table(), "infeasible": infeasible()})
+    write(README, {"gallery": readme_table(), "demo": demo_table(), "infeasible": infeasible()})
     write(BUDGETS, {"chunks": chunks_table()})
+    write(GALLERY, gallery_tables())
     write(COST, {"cost": cost_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})

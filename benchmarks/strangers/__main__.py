@@ -2,8 +2,9 @@
 
 import argparse
 
+from benchmarks.asking import AGAIN
 from benchmarks.strangers.findings import tables
-from benchmarks.strangers.running import AGAIN, read_steps, run
+from benchmarks.strangers.running import read_steps, run
 from benchmarks.strangers.table import STRANGERS
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.strangers.questions import BUDGET, SMALLEST, WRITTEN, Answer, rules
+from benchmarks.asking import Answer
+from benchmarks.strangers.questions import BUDGET, SMALLEST, WRITTEN, rules
 from jaxckpt._units import format_bytes
 
 SLOWER = 0.005

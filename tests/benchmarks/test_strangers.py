@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from benchmarks import asking
 from benchmarks.strangers import SMALL, STRANGERS, findings, questions, running, table
 
 MIB = 2**20
@@ -99,18 +100,19 @@ def test_a_failure_is_listed_with_its_question():
 
 
 def test_a_process_that_ends_early_is_an_answer(monkeypatch):
-    monkeypatch.setattr(running.sys, "executable", "false")
-    ((question, failure),) = running.ask("readme-tanh", {}, seconds=60)
-    assert (question, failure["error"]) == (running.START, "the process ended with code 1")
+    monkeypatch.setattr(asking.sys, "executable", "false")
+    ((question, failure),) = asking.ask(running.MODULE, "readme-tanh", {}, seconds=60)
+    assert (question, failure["error"]) == (asking.START, "the process ended with code 1")
 
 
 def test_answers_hold_for_the_same_sizes_and_versions():
     asked = {"family": "mlp", "sizes": {"width": 8}, "versions": {"jax": "1"}}
     answers = {"as written": {}, "rule full": {}, "rule sqrt": {"error": "no"}, "budget 5": {}}
-    known = {
-        again: running.known_answers({**asked, "answers": answers}, asked, again=again)
-        for again in (None, *running.AGAIN)
-    }
-    assert [len(known[again]) for again in (None, *running.AGAIN)] == [4, 3, 2, 0]
-    assert not running.known_answers({**asked, "sizes": {}, "answers": answers}, asked, again=None)
-    assert not running.known_answers({}, asked, again=None)
+
+    def known(record, asked=asked, again=None):
+        return asking.known_answers(record, asked, again=again, by_hand=running.BY_HAND)
+
+    record = {**asked, "answers": answers}
+    assert [len(known(record, again=again)) for again in (None, *asking.AGAIN)] == [4, 3, 2, 0]
+    assert not known(record, {**asked, "sizes": {}})
+    assert not known({}, asked)

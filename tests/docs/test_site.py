@@ -61,7 +61,7 @@ def test_examples_of_docstrings_are_shown_as_code(site):
     assert "Examples:" in text and '<span class="gp">&gt;&gt;&gt; </span>' in text
 
 
-@pytest.mark.parametrize("name", ["index", "tutorial", "reference/planning", "frontier", "seeds"])
+@pytest.mark.parametrize("name", ["index", "tutorial", "reference/planning", "frontier", "gallery", "seeds"])
 def test_a_phone_shows_a_page_without_scrolling_sideways(site, page, name):
     page.goto((site / f"{name}.html").as_uri())
     page.wait_for_selector("h1")
