@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ FOLDER = ROOT / "notebooks"
 _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin")
 _KERNEL = {"display_name": "Python 3", "language": "python"}
 _CELL_TIMEOUT_S = 600
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+"""Address of the repository, from which a hosted notebook service fetches."""
+HOSTED = REPOSITORY.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/notebooks"
+"""Address at which the hosted service opens the folder's notebooks."""
+_BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 
 
 class _ThisInterpreter(AsyncKernelManager):
@@ -60,6 +66,11 @@ def main(names: list[str]) -> None:
 def notebooks() -> list[Path]:
     """All of them, in reading order."""
     return sorted(FOLDER.glob("*.ipynb"))
+
+
+def badge(path: Path) -> str:
+    """A picture in Markdown that opens a notebook in a hosted service."""
+    return f"[![Open in Colab]({_BADGE})]({HOSTED}/{path.name})"
 
 
 def read(path: Path) -> Any:

@@ -41,6 +41,14 @@ class JaxckptError(Exception):
       needed: The values that would be right.
       advice: What to do next; if possible, text to paste.
       **facts: The facts of the message as values, stored as attributes of the exception.
+
+    Example:
+      >>> import jaxckpt
+      >>> try:
+      ...     jaxckpt.Target("h2000")
+      ... except jaxckpt.JaxckptError as error:
+      ...     print(error.got)
+      'h2000'
     """
 
     def __init__(self, headline: str, *, got: str, needed: str, advice: str, **facts: Any):
@@ -54,7 +62,17 @@ class JaxckptError(Exception):
 
 
 class BudgetError(JaxckptError, ValueError):
-    """A budget that is no amount of memory: "6 apples", -1, 0 or NaN."""
+    """A budget that is no amount of memory: "6 apples", -1, 0 or NaN.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> jaxckpt.plan(step, jnp.ones(4), target="cpu", budget="6 apples")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.BudgetError: budget='6 apples': '6 apples' is no amount of memory.
+      ...
+    """
 
 
 class InfeasibleBudgetError(JaxckptError, ValueError):
@@ -77,7 +95,16 @@ class InfeasibleBudgetError(JaxckptError, ValueError):
 
 
 class NoGradientError(JaxckptError, ValueError):
-    """A step without a backward pass: there is nothing to save or to recompute."""
+    """A step without a backward pass: there is nothing to save or to recompute.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxckpt
+      >>> jaxckpt.plan(jnp.sin, jnp.ones(4), budget="1GiB", target="cpu")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.NoGradientError: no backward pass was found in the step, ...
+      ...
+    """
 
 
 class ArgumentError(JaxckptError, TypeError):
@@ -85,11 +112,31 @@ class ArgumentError(JaxckptError, TypeError):
 
 
 class TargetError(JaxckptError, ValueError):
-    """A target that cannot be used as asked."""
+    """A target that cannot be used as asked.
+
+    Example:
+      >>> import jaxckpt
+      >>> issubclass(jaxckpt.UnknownTargetError, jaxckpt.TargetError)
+      True
+      >>> try:
+      ...     jaxckpt.Target("h2000")
+      ... except jaxckpt.TargetError as error:
+      ...     print(error.headline)
+      target 'h2000' is not known.
+    """
 
 
 class UnknownTargetError(TargetError, LookupError):
-    """A target name that is in no fact file."""
+    """A target name that is in no fact file.
+
+    Example:
+      >>> import jaxckpt
+      >>> jaxckpt.Target("h2000")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.UnknownTargetError: target 'h2000' is not known.
+      ...
+    """
 
 
 class MissingPackageError(JaxckptError, ImportError):
@@ -105,7 +152,17 @@ class CompileError(JaxckptError, RuntimeError):
 
 
 class UnknownStrategyError(JaxckptError, LookupError):
-    """A `strategy=` that names no solver."""
+    """A `strategy=` that names no solver.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> jaxckpt.plan(step, jnp.ones(4), target="cpu", budget="1GiB", strategy="best")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.UnknownStrategyError: solve(strategy='best') names no solver.
+      ...
+    """
 
 
 class TooLargeError(JaxckptError, ValueError):
@@ -125,7 +182,18 @@ class UnsupportedDecisionError(JaxckptError, NotImplementedError):
 
 
 class FootprintFileError(JaxckptError, ValueError):
-    """A file (`path`) that is no footprint, damaged, of another version, or missing."""
+    """A file (`path`) that is no footprint, damaged, of another version, or missing.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "footprint.json")
+      >>> _ = path.write_text("[")
+      >>> jaxckpt.load_footprint(path)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.FootprintFileError: load_footprint('...footprint.json'): this is no footprint that we can read.
+      ...
+    """
 
 
 class FootprintAssertionError(JaxckptError, AssertionError):
@@ -142,15 +210,42 @@ class SnapshotFileError(JaxckptError, ValueError):
 
 
 class PolicyError(JaxckptError, ValueError):
-    """A policy that cannot be read, or that does not fit a step; `problems` are sentences."""
+    """A policy that cannot be read, or that does not fit a step; `problems` are sentences.
+
+    Example:
+      >>> import jaxckpt
+      >>> jaxckpt.load_policy("nosuch")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.PolicyError: load_policy('nosuch'): there is no such policy.
+      ...
+    """
 
 
 class ScopeError(JaxckptError, TypeError):
-    """A scope around something that cannot have a scope, or a scope used in a wrong way."""
+    """A scope around something that cannot have a scope, or a scope used in a wrong way.
+
+    Example:
+      >>> import jaxckpt
+      >>> jaxckpt.scope(3)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.ScopeError: jaxckpt.scope(int) cannot have a scope.
+      ...
+    """
 
 
 class ChunkError(JaxckptError, ValueError):
-    """A function that cannot run in chunks: no such axis, lengths that differ, results that cannot be joined."""
+    """A function that cannot run in chunks: no such axis, lengths that differ, results that cannot be joined.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxckpt
+      >>> jaxckpt.chunked(jnp.sin, chunks=0, axis=0)(jnp.ones(4))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.ChunkError: jaxckpt.chunked(sin) cannot be done.
+      ...
+    """
 
 
 class BatchError(JaxckptError, ValueError):
@@ -162,7 +257,16 @@ class HloError(JaxckptError, ValueError):
 
 
 class PictureError(JaxckptError, ValueError):
-    """A picture that cannot be drawn: no memory map, a file of another kind, or unknown colours."""
+    """A picture that cannot be drawn: no memory map, a file of another kind, or unknown colours.
+
+    Example:
+      >>> import jaxckpt
+      >>> jaxckpt.draw(3, "memory.png")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.PictureError: draw('memory.png'): there is no memory map to draw.
+      ...
+    """
 
 
 class OutOfMemoryTextError(JaxckptError, ValueError):
@@ -170,7 +274,18 @@ class OutOfMemoryTextError(JaxckptError, ValueError):
 
 
 class PlanFileError(JaxckptError, ValueError):
-    """A plan file that is damaged, no plan, or of an unknown version."""
+    """A plan file that is damaged, no plan, or of an unknown version.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "plan.toml")
+      >>> _ = path.write_text("[")
+      >>> jaxckpt.load_plan(path)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.PlanFileError: load_plan('...plan.toml'): this is no plan that can be read.
+      ...
+    """
 
 
 class AgreementError(JaxckptError, RuntimeError):

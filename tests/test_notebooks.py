@@ -1,6 +1,7 @@
 """Notebooks run without a warning, each cell of code asserts what it shows, and what is kept is what they give."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from packaging.version import Version
 
-from benchmarks.notebooks import execute, made_with, notebooks, read
+from benchmarks.notebooks import REPOSITORY, badge, execute, made_with, notebooks, read
 
 NOTEBOOKS = {path.stem: path for path in notebooks()}
 QUICK = {"00_from_scratch"}
@@ -81,6 +82,16 @@ def test_notebook_is_read_in_ten_minutes(name):
     assert sum(len(source.split()) for source in prose) <= MOST_WORDS
     assert sum(bool(line.strip()) for source in code for line in source.splitlines()) <= MOST_LINES
     assert NOTEBOOKS[name].stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_begins_with_its_own_badge(name):
+    first = read(NOTEBOOKS[name]).cells[0]
+    owner = REPOSITORY.removeprefix("https://github.com/")
+    address = f"https://colab.research.google.com/github/{owner}/blob/main/notebooks/{name}.ipynb"
+    assert first.cell_type == "markdown" and first.source.startswith("# ")
+    assert re.findall(r"\]\((https://colab\.research\.google\.com/github/[^)]*)\)", first.source) == [address]
+    assert first.source.endswith(badge(NOTEBOOKS[name]))
 
 
 def test_notebook_runs_in_this_interpreter_and_leaves_no_file(tmp_path, monkeypatch):

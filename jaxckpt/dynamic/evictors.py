@@ -17,7 +17,16 @@ from jaxckpt._errors import JaxckptError
 
 
 class UnknownEvictorError(JaxckptError, LookupError):
-    """An `evictor=` that names no rule."""
+    """An `evictor=` that names no rule.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> dynamic.evictor("nosuch")
+      Traceback (most recent call last):
+      ...
+      jaxckpt.dynamic.evictors.UnknownEvictorError: evictor='nosuch' names no rule.
+      ...
+    """
 
 
 DTE_CLOCK_BYTES = 1e8
@@ -25,7 +34,13 @@ DTE_CLOCK_BYTES = 1e8
 
 
 class Cost(enum.IntEnum):
-    """Cost of recomputing an evicted value."""
+    """Cost of recomputing an evicted value.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Cost]
+      ['NONE', 'LOCAL', 'ANCESTORS', 'EXACT', 'CLASSES', 'NEIGHBOURS', 'REGENERATION']
+    """
 
     NONE = 0
     """One for every value."""
@@ -44,7 +59,13 @@ class Cost(enum.IntEnum):
 
 
 class Size(enum.IntEnum):
-    """Bytes gained by evicting a value."""
+    """Bytes gained by evicting a value.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Size]
+      ['ONE', 'BYTES', 'RUN']
+    """
 
     ONE = 0
     """Size does not matter, or the search sums sizes itself."""
@@ -55,7 +76,13 @@ class Size(enum.IntEnum):
 
 
 class Staleness(enum.IntEnum):
-    """How little it is needed."""
+    """How little it is needed.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Staleness]
+      ['ONE', 'PAST', 'FUTURE']
+    """
 
     ONE = 0
     """Does not matter."""
@@ -66,7 +93,13 @@ class Staleness(enum.IntEnum):
 
 
 class Search(enum.IntEnum):
-    """Where the least is looked for."""
+    """Where the least is looked for.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Search]
+      ['ALL', 'SAMPLE', 'RANDOM', 'WINDOW']
+    """
 
     ALL = 0
     """Every value that may go."""
@@ -143,6 +176,11 @@ def evictor(name: str | Evictor) -> Evictor:
 
     Raises:
       UnknownEvictorError: There is no rule of this name.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> dynamic.evictor("dtr").cost
+      <Cost.EXACT: 3>
     """
     if isinstance(name, Evictor):
         return name
@@ -178,6 +216,11 @@ def ablations() -> tuple[Evictor, ...]:
 
     Returns:
       From cost e* with both to no cost with neither, which evicts at random.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> len(list(dynamic.ablations())), next(iter(dynamic.ablations())).name
+      (16, 'exact+size+stale')
     """
     words = {Cost.EXACT: "exact", Cost.CLASSES: "classes", Cost.LOCAL: "local", Cost.NONE: "none"}
     rules = []

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 
 class Mode(enum.IntEnum):
-    """Meaning of a budget."""
+    """Meaning of a budget.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Mode]
+      ['COUNTED', 'SOFT', 'HINT', 'HARD']
+    """
 
     COUNTED = 0
     """Bytes alive never exceed it; they have no addresses."""
@@ -24,7 +30,13 @@ class Mode(enum.IntEnum):
 
 
 class Dealloc(enum.IntEnum):
-    """Treatment of a value whose last name the program releases."""
+    """Treatment of a value whose last name the program releases.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Dealloc]
+      ['NONE', 'EAGER', 'BANISH']
+    """
 
     NONE = 0
     """Nothing; it waits for eviction."""
@@ -35,7 +47,13 @@ class Dealloc(enum.IntEnum):
 
 
 class Fit(enum.IntEnum):
-    """Which free block a value takes."""
+    """Which free block a value takes.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Fit]
+      ['BEST', 'FIRST']
+    """
 
     BEST = 0
     """The smallest that is large enough, the lower address among equals."""

@@ -25,6 +25,11 @@ class Tensor:
       name: For people.
       size_bytes: Of its own storage; 0 for a view.
       view_of: The tensor whose storage it shares, or None where it has its own.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> dynamic.Tensor(name="x", size_bytes=1024).view_of is None
+      True
     """
 
     name: str

@@ -12,7 +12,13 @@ from jaxckpt.dynamic.memory import Mode
 
 
 class Status(enum.StrEnum):
-    """How a run ended."""
+    """How a run ended.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.Status]
+      ['OK', 'OUT_OF_MEMORY', 'THRASH', 'LOST']
+    """
 
     OK = "ok"
     OUT_OF_MEMORY = "out of memory"
@@ -24,7 +30,13 @@ class Status(enum.StrEnum):
 
 
 class EventKind(enum.StrEnum):
-    """Kind of an event."""
+    """Kind of an event.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> [each.name for each in dynamic.EventKind]
+      ['RUN', 'EVICT', 'FREE', 'TAKE']
+    """
 
     RUN = "run"
     EVICT = "evict"

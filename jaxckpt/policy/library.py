@@ -24,6 +24,12 @@ def load_policy(path: str | Path) -> Policy:
 
     Raises:
       PolicyError: There is no such file or name, or the file is no policy.
+
+    Example:
+      >>> import jaxckpt
+      >>> policy = jaxckpt.load_policy("dots")
+      >>> isinstance(policy, jaxckpt.Policy)
+      True
     """
     path = Path(path)
     found = path if path.is_file() else _folder() / f"{path}.toml"
@@ -43,7 +49,13 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def policies() -> tuple[str, ...]:
-    """The names of the ready policies."""
+    """The names of the ready policies.
+
+    Example:
+      >>> import jaxckpt
+      >>> "dots" in jaxckpt.policies()
+      True
+    """
     return tuple(sorted(file.stem for file in _folder().glob("*.toml")))
 
 
