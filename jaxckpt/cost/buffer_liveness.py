@@ -117,7 +117,8 @@ class BufferLiveness:
             self.flattened.add(instance)
         if instance in self.kernels.fusion.epilogue_ends:  # the last op is elementwise, but the kernel is a product's
             return
-        if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
+        is_carry = op.carries > 0 and instance in step.writes[: op.carries]
+        if op.kind in _WRITES_IN_PLACE or is_carry or self.loops.is_boundary(step):
             self.in_place.add(instance)
 
     def _read(self, at: int, reads: SourceBytes) -> None:

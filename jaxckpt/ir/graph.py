@@ -89,6 +89,7 @@ class Op:
       exchange_bytes: Bytes that one device gets from others, as the compiler will split the work.
       gathered_bytes: Of these, parts of operands.
       workspace_bytes: Device bytes that an op with a body needs while it runs, besides reads and writes.
+      carries: How many of its first results are the carries of a loop, written over their initial values.
       effects: Names of its side effects; an op that has any is never run twice.
       source: "file.py:123" of the user's line, or "".
       detail: A short text of those parameters that decide what it computes.
@@ -110,6 +111,7 @@ class Op:
     exchange_bytes: int = 0
     gathered_bytes: int = 0
     workspace_bytes: int = 0
+    carries: int = 0
     effects: tuple[str, ...] = ()
     source: str = ""
     detail: str = ""

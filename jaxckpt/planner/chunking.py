@@ -57,7 +57,7 @@ class ChunkEstimate:
     Attributes:
       profiles: For each undivided plan that is looked at, at each of its steps, bytes of temporaries, and those of them
         that belong to values with rows which the region computes and nothing else reads: in n pieces they take 1/n.
-      sum_bytes: Bytes of sums over rows while the pieces run: the accumulators, and what a piece adds to them.
+      sum_bytes: Bytes of the accumulators of sums over rows, to which the kernels of a piece add their products.
       piece_s: Seconds that each piece takes besides its share of the rows.
     """
 
@@ -91,7 +91,7 @@ class ChunkEstimate:
         shared_s = _shared_bytes(traced, region) / problem.rates.memory_bandwidth_bytes_per_s
         return cls(
             profiles=tuple(_profile(problem, plan, values) for plan in plans),
-            sum_bytes=2 * sum(_accumulator_bytes(v.aval) for v in region.sums),
+            sum_bytes=sum(_accumulator_bytes(v.aval) for v in region.sums),
             piece_s=kernels * problem.rates.launch_s + shared_s,
         )
 

@@ -142,7 +142,29 @@ class WorkCounter:
             for variable in equation.eqn.outvars:
                 if _is_materialised(kind, reader_kinds.get(variable, [])):
                     materialised[variable] = aval_bytes(variable.aval)
+        for product in self._with_epilogues(program, materialised):
+            del materialised[product]
         return materialised
+
+    def _with_epilogues(self, program: FlatProgram, materialised: Mapping[jex.Var, int]) -> list[jex.Var]:
+        """Products that one elementwise op alone reads, whose result is in memory: a kernel writes that result only.
+
+        So a loop adds a product to its carry without a second array of that size.
+        """
+        readers: dict[jex.Var, list[jex.JaxprEqn]] = {}
+        for equation in program.equations:
+            for variable in equation.variables():
+                readers.setdefault(variable, []).append(equation.eqn)
+        returned = {id(atom) for atom in program.outvars}
+        products = [e.eqn.outvars[0] for e in program.equations if self.kind(e.eqn) is Kind.CONTRACTION]
+        return [
+            product
+            for product in products
+            if id(product) not in returned
+            and len(readers.get(product, [])) == 1
+            and self.kind(readers[product][0]) is Kind.ELEMENTWISE
+            and materialised.get(readers[product][0].outvars[0]) == aval_bytes(product.aval)
+        ]
 
 
 def _contracted_size(eqn: jex.JaxprEqn) -> int:

@@ -14,6 +14,7 @@ import jax.core
 import jax.extend.core as jex
 from jax.sharding import NamedSharding, Sharding
 
+from jaxckpt._compat import scan_operands
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.graph import axis_size
 from jaxckpt.ir.regions import ALL_ITERATIONS, CARRY, COND_END, END, STACK, TO_SHARDS
@@ -185,6 +186,7 @@ class _Builder:
                 exchange_bytes=share.gathered_bytes + share.summed_bytes,
                 gathered_bytes=share.gathered_bytes,
                 workspace_bytes=work.workspace_bytes // (1 if primitive == "shard_map" else share.ways),
+                carries=_carries(eqn),
                 effects=_effect_names(equation),
                 source=self._sources.of(eqn),
                 detail=self._details.of(eqn),
@@ -210,6 +212,17 @@ class _Builder:
             size_of=values.axis_size,
         )
         return device_share(eqn, kind, operands)
+
+
+def _carries(eqn: jex.JaxprEqn) -> int:
+    """The number of a loop's carries, which are its first results; 0 for other equations."""
+    match eqn.primitive.name:
+        case "while":
+            return len(eqn.outvars)
+        case "scan":
+            _, carry, _ = scan_operands(eqn.params, eqn.invars)
+            return len(carry)
+    return 0
 
 
 def _effect_names(equation: Equation) -> tuple[str, ...]:
