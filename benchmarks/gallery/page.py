@@ -9,8 +9,8 @@ from benchmarks.gallery.table import ENTRIES
 from benchmarks.record import read
 from jaxckpt._units import format_bytes
 
-IN_README = ("jax-27748", "jax-3186", "jax-23869", "xla-27322", "axlearn-1236")
-"""Entries of the README's selection; the last two are problems that a plan does not help."""
+IN_README = ("jax-27748", "jax-3186", "jax-23869", "axlearn-1236", "xla-27322")
+"""Entries of the README's selection; the last one is a problem that a plan does not help."""
 _PURPOSES = 3
 
 

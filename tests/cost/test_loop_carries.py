@@ -56,7 +56,10 @@ def test_stacked_results_are_no_carries():
 @loops
 @needs_gpu_target
 def test_a_sum_of_products_takes_one_array(loop):
-    """Neither the product of an iteration nor the loop's result has an array beside that of the carry."""
+    """Neither the product of an iteration nor the loop's result has an array beside that of the carry.
+
+    XLA copies the rows of an iteration, 3% of the total, which the model does not predict.
+    """
     planner = Planner(step(loop), *ARGS, target="h200")
     predicted = planner.solver.empty_plan.predicted.total_bytes
-    assert predicted == pytest.approx(planner.unplanned.total_bytes, rel=0.05)  # a copy of the rows of an iteration is not predicted
+    assert predicted == pytest.approx(planner.unplanned.total_bytes, rel=0.05)
