@@ -21,7 +21,7 @@ from jaxckpt.solve import BudgetSolver, OptimalSolver
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
-_RULES_ERROR = 2.0
+RULES_ERROR = 2.0
 """The error of a rule's prediction over that of the compiled plans, at most.
 
 On steps with dropout the totals are off by 16% and 10%: with 1 the planner compiles no rule, and is 5% slower than one.
@@ -222,8 +222,8 @@ class SimpleRules(Generator):
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
         """Rules that fit and are faster if the model is off by more than for the compiled plans, either way."""
-        bytes_share = 1 - _RULES_ERROR * max(pool.bytes_error, pool.seconds_spread)
-        step_share = self._trusted_share(pool) * (1 - _RULES_ERROR * pool.seconds_spread)
+        bytes_share = 1 - RULES_ERROR * max(pool.bytes_error, pool.seconds_spread)
+        step_share = self._trusted_share(pool) * (1 - RULES_ERROR * pool.seconds_spread)
         for plan, total_bytes, step_s in self._expected(pool):
             if bytes_share * min(total_bytes, plan.predicted.total_bytes) <= pool.limit_bytes:
                 yield Candidate(plan, total_bytes, step_share * step_s)
@@ -238,8 +238,8 @@ class SimpleRules(Generator):
         return (pool.expected(plan, self, error) for plan in pool.planner.simple_rules)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
-        """Rules whose plans fit if the model predicts too much by as large a share as it was off for others."""
-        share = 1 - pool.bytes_error
+        """Rules whose plans fit if the model predicts too much by more than it was off for others."""
+        share = 1 - RULES_ERROR * pool.bytes_error
         return [plan for plan in pool.planner.simple_rules if share * _total_bytes(plan) <= pool.limit_bytes]
 
 

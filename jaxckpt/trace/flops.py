@@ -57,6 +57,8 @@ _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
 _READ_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
 """Kinds whose operands must be materialised."""
 
+_ADDITIONS = frozenset({"add", "add_any"})
+
 
 class WorkCounter:
     """Counts the work of equations; remembers that of bodies by identity, so it must not outlive the equations."""
@@ -142,29 +144,30 @@ class WorkCounter:
             for variable in equation.eqn.outvars:
                 if _is_materialised(kind, reader_kinds.get(variable, [])):
                     materialised[variable] = aval_bytes(variable.aval)
-        for product in self._with_epilogues(program, materialised):
-            del materialised[product]
+        for product in self._added_in_place(program):
+            materialised.pop(product, None)
         return materialised
 
-    def _with_epilogues(self, program: FlatProgram, materialised: Mapping[jex.Var, int]) -> list[jex.Var]:
-        """Products that one elementwise op alone reads, whose result is in memory: a kernel writes that result only.
+    def _added_in_place(self, program: FlatProgram) -> list[jex.Var]:
+        """Products that a body does nothing with but add them to one of its operands, and return the sum.
 
-        So a loop adds a product to its carry without a second array of that size.
+        So a loop sums products in its carry: the kernel of the product adds to the carry in place.
         """
         readers: dict[jex.Var, list[jex.JaxprEqn]] = {}
         for equation in program.equations:
             for variable in equation.variables():
                 readers.setdefault(variable, []).append(equation.eqn)
-        returned = {id(atom) for atom in program.outvars}
-        products = [e.eqn.outvars[0] for e in program.equations if self.kind(e.eqn) is Kind.CONTRACTION]
-        return [
-            product
-            for product in products
-            if id(product) not in returned
-            and len(readers.get(product, [])) == 1
-            and self.kind(readers[product][0]) is Kind.ELEMENTWISE
-            and materialised.get(readers[product][0].outvars[0]) == aval_bytes(product.aval)
-        ]
+        operands, returned = ({id(atom) for atom in atoms} for atoms in (program.invars, program.outvars))
+
+        def is_added(product: jex.Var) -> bool:
+            match readers.get(product, []):
+                case [eqn] if eqn.primitive.name in _ADDITIONS and id(product) not in returned:
+                    return id(eqn.outvars[0]) in returned and any(id(atom) in operands for atom in eqn.invars)
+            return False
+
+        equations = (equation.eqn for equation in program.equations)
+        products = (eqn.outvars[0] for eqn in equations if self.kind(eqn) is Kind.CONTRACTION)
+        return [product for product in products if is_added(product)]
 
 
 def _contracted_size(eqn: jex.JaxprEqn) -> int:
