@@ -402,7 +402,7 @@ def distributed_run() -> DistributedRun | None:
     return DistributedRun(index=state.process_id, count=state.num_processes, client=state.client)
 
 
-### Steps run one operation at a time. Caller: jaxckpt.verifier. Canaries: tests/verifier/test_interpret.py.
+### Operands of scans. Callers: jaxckpt.trace, jaxckpt.verifier. Canaries: tests/verifier/test_interpret.py.
 
 
 def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -319,17 +319,13 @@ class Planner:
         return self.floor_of(self.smallest().footprint)
 
     def floor_of(self, smallest: Footprint) -> Floor:
-        """The same for the footprint of the smallest plan."""
+        """The floor of the smallest plan, from its compiled footprint."""
         found = floor_of(smallest, self.graph, step=self.traced.name)
         return found if "chunk" in self.options.allow else found.with_remedies(self._chunk_remedies())
 
     def _chunk_remedies(self) -> Iterator[Remedy]:
         """Rows in pieces as a remedy, if the step has such rows."""
-        from jaxckpt.planner.chunking import ChunkSolver  # training jobs do not load it
-
-        self._say("looking for rows that can run in pieces")
-        with collector_paused():
-            pieces, saved_bytes = ChunkSolver(self.traced, self.solver).estimate
+        pieces, saved_bytes = self._chunk_estimate
         yield Remedy(
             title="rows in pieces",
             how=f"The step has rows that it treats alike, in {pieces} pieces by the planner: forward and backward of a"
@@ -338,6 +334,15 @@ class Planner:
             saves_bytes=saved_bytes,
             command='allow=("recompute", "chunk")',
         )
+
+    @cached_property
+    def _chunk_estimate(self) -> tuple[int, int]:
+        """`ChunkSolver.estimate`: it takes seconds, and refusals of several budgets ask for it."""
+        from jaxckpt.planner.chunking import ChunkSolver  # training jobs do not load it
+
+        self._say("looking for rows that can run in pieces")
+        with collector_paused():
+            return ChunkSolver(self.traced, self.solver).estimate
 
     @contextmanager
     def saying(self, attempt: str) -> Iterator[None]:

@@ -134,29 +134,25 @@ class WorkCounter:
 
     def _materialised(self, program: FlatProgram) -> dict[jex.Var, int]:
         """The values of a body that no fusion keeps out of memory, with their bytes."""
-        reader_kinds: dict[jex.Var, list[Kind]] = {}
+        readers: dict[jex.Var, list[jex.JaxprEqn]] = {}
         for equation in program.equations:
             for variable in set(equation.variables()):
-                reader_kinds.setdefault(variable, []).append(self.kind(equation.eqn))
+                readers.setdefault(variable, []).append(equation.eqn)
         materialised = {v: aval_bytes(v.aval) for v in program.outvars if isinstance(v, jex.Var)}
         for equation in program.equations:
             kind = self.kind(equation.eqn)
             for variable in equation.eqn.outvars:
-                if _is_materialised(kind, reader_kinds.get(variable, [])):
+                if _is_materialised(kind, [self.kind(eqn) for eqn in readers.get(variable, [])]):
                     materialised[variable] = aval_bytes(variable.aval)
-        for product in self._added_in_place(program):
-            materialised.pop(product, None)
+        for product in self._added_in_place(program, readers):
+            del materialised[product]
         return materialised
 
-    def _added_in_place(self, program: FlatProgram) -> list[jex.Var]:
+    def _added_in_place(self, program: FlatProgram, readers: Mapping[jex.Var, Sequence[jex.JaxprEqn]]) -> list[jex.Var]:
         """Products that a body does nothing with but add them to one of its operands, and return the sum.
 
         So a loop sums products in its carry: the kernel of the product adds to the carry in place.
         """
-        readers: dict[jex.Var, list[jex.JaxprEqn]] = {}
-        for equation in program.equations:
-            for variable in equation.variables():
-                readers.setdefault(variable, []).append(equation.eqn)
         operands, returned = ({id(atom) for atom in atoms} for atoms in (program.invars, program.outvars))
 
         def is_added(product: jex.Var) -> bool:
