@@ -18,7 +18,13 @@ import jax
 from jaxckpt import _compat
 from jaxckpt._errors import TargetError
 from jaxckpt.compiler.caveats import audit, caveats_of, constant_bytes
-from jaxckpt.compiler.compile_options import dump_options, dumped_program, quick_options
+from jaxckpt.compiler.compile_options import (
+    AUTOTUNER,
+    dump_options,
+    dumped_program,
+    needs_autotuner,
+    quick_options,
+)
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, target_mesh_of_step
@@ -75,13 +81,23 @@ class LoweredStep:
         started_s = time.perf_counter()
         temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
         with temporary as folder, quick_options(self.target) as quick, _explained(self.name, self.target):
-            options: dict[str, Any] = dict(dump_options(folder)) | quick | dict(self.compiler_options)
-            executable = self.lowered.compile(compiler_options=options)
+            executable = self._executable(dict(dump_options(folder)) | quick)
             compile_s = self.lower_s + time.perf_counter() - started_s
             program = dumped_program(folder)
         return Compilation(
             footprint=self._footprint(executable, program, compile_s), executable=executable, program=program
         )
+
+    def _executable(self, options: dict[str, Any]) -> jax.stages.Compiled:
+        """The compiled step; with the autotuner where a kernel cannot be compiled without."""
+        own = dict(self.compiler_options)
+        try:
+            return self.lowered.compile(compiler_options=options | own)
+        except jax.errors.JaxRuntimeError as error:
+            if AUTOTUNER not in options or not needs_autotuner(str(error)):
+                raise
+        del options[AUTOTUNER]
+        return self.lowered.compile(compiler_options=options | own)
 
     def _footprint(self, executable: jax.stages.Compiled, program: bytes | None, compile_s: float) -> Footprint:
         target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads

@@ -108,3 +108,21 @@ def test_the_order_of_least_memory_is_an_option_on_several_devices(h200x8):
         for options in ((), (("xla_gpu_enable_latency_hiding_scheduler", False),))
     )
     assert ordered < 0.9 * default
+
+
+def test_a_step_whose_kernels_need_the_autotuner_is_compiled_with_it(h200):
+    """Mixture of experts: the rows of a product are those of several groups, in the order of another product."""
+
+    def loss(up, sent, weights):
+        hidden = jnp.einsum("egpw,ewh->egph", jnp.einsum("gtw,gtep->egpw", sent, weights), up)
+        return hidden.astype(jnp.float32).sum()
+
+    shapes = (8, 1024, 4096), (16, 1024, 1024), (16, 1024, 8, 160)
+    specs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    with_autotuner = (("xla_gpu_autotune_level", 4),)
+    expected = footprint(loss, *specs, target=h200, compiler_options=with_autotuner)
+    made = footprint(loss, *specs, target=h200)
+    assert (made.total_bytes, made.compiler_options) == (expected.total_bytes, ())
+    if jax.__version_info__ >= (0, 12):  # what shows that the test reaches the second compile
+        with pytest.raises(CompileError, match="No supported config found"):
+            footprint(loss, *specs, target=h200, compiler_options=(("xla_gpu_autotune_level", 0),))
