@@ -191,12 +191,25 @@ class Graph:
         its own: with values of the first tower's, clones of all layers of the second one started at once, and a plan
         took 3,751 MiB, not 1,270.
 
-        Where no such chain leads to an op, it is the end of the longest chain so far, and before the backward has
-        computed anything the step's deepest forward result (a loss), if there is one. In the body of a loop it is a
+        Where no such chain leads to an op, it is that value of the longest chain so far. Before the backward has a
+        value in memory it is the step's deepest forward result (a loss), if there is one. In the body of a loop it is a
         value of that body, once there is one, in memory if possible.
         """
+        return self._frontiers[0]
+
+    @cached_property
+    def last_in_memory(self) -> tuple[int | None, ...]:
+        """For each op outside of loops the last value in memory on the longest chain of backward ops to it.
+
+        No product or scatter is between two ops with the same one; None where no such chain leads to an op.
+        """
+        return self._frontiers[1]
+
+    @cached_property
+    def _frontiers(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         # One pass: for each op the depths and the values in memory of all ops before it have to be known together.
         frontier: list[int | None] = []
+        last_in_memory: list[int | None] = []
         depth = dict.fromkeys(self.inputs, 0)
         deepest: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
         in_memory: dict[int | None, tuple[int, int]] = {}
@@ -207,11 +220,14 @@ class Graph:
             for around in self.path(op.loop):
                 deepest.setdefault(around, (deepest[self.loops[around].parent][0], 0))
             operand = max((v for v in op.reads if v in arrived), key=depth.__getitem__, default=None)
-            if op.loop is None and operand is not None:
-                value = arrived[operand]
-                frontier.append(value if last_read[value] >= op.id else operand)
-            else:
+            last_in_memory.append(arrived[operand] if operand is not None and op.loop is None else None)
+            if op.loop is not None:
                 frontier.append(in_memory.get(op.loop, deepest[op.loop])[0])
+            elif (end := deepest[None][0] if operand is None else operand) in arrived:
+                value = arrived[end]
+                frontier.append(value if last_read[value] >= op.id else end)
+            else:
+                frontier.append(end if self._last_result is None else self._last_result)
             known = [depth[v] for v in op.reads if v in depth]
             if not op.writes or not known:
                 continue
@@ -230,7 +246,7 @@ class Graph:
                 depth.update(dict.fromkeys(op.writes, 0))
                 if self._last_result in op.writes:
                     deepest[None] = self._last_result, 0
-        return tuple(frontier)
+        return tuple(frontier), tuple(last_in_memory)
 
     @cached_property
     def _last_result(self) -> int | None:

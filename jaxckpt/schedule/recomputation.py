@@ -8,7 +8,7 @@ Read after `argument_derived`, `transfers`, `passing` and `scatter_inits`.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 
@@ -221,7 +221,17 @@ class Recomputation:
         members = defaultdict[int, list[int]](list)
         for value in dropped:
             members[component[value]].append(value)
-        return {v: group for group in members.values() for v in group}
+        together = defaultdict[Hashable, list[int]](list)
+        for of_component, group in members.items():
+            reader = graph.ops[min(map(self._first_reader, group))]
+            is_of_chain = reader.phase is Phase.BACKWARD and reader.loop is None
+            together[("after", graph.last_in_memory[reader.id]) if is_of_chain else of_component] += group
+        return {v: group for group in together.values() for v in group}
+
+    def _first_reader(self, value: int) -> int:
+        """The first op after the forward pass that reads a value; the end of the step if none does."""
+        ops = self._graph.ops
+        return min((r for r in self._graph.readers[value] if ops[r].phase is not Phase.FORWARD), default=len(ops) - 1)
 
     def _stage_in(self, value: int, body: int | None) -> int:
         """The stage that recomputes a value; in a branch of another cond all stages are one.

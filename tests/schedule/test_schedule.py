@@ -96,6 +96,24 @@ def test_clones_of_one_array_start_behind_one_barrier():
     assert [step for step in steps if step.startswith("barrier")] == ["barrier [1] after 5"]
 
 
+def test_clones_that_one_kernel_reads_start_behind_one_barrier():
+    """Dropout: the mask and the value below it have no clone in common, and one kernel multiplies with both."""
+    build = Builder()
+    x, key = build.input(4000), build.input(8)
+    saved = build.op("dot_general", x, size_bytes=4000)
+    active = build.op("tanh", saved, size_bytes=4000)
+    mask = build.op("random_bits", key, size_bytes=4000)
+    end = build.op("dot_general", build.op("mul", active, mask, size_bytes=4000), size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    masked = build.op("mul", product, mask, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", masked, active, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[active, mask], save=[saved])))
+    barriers = [step for step in steps if step.startswith("barrier")]
+    assert len(barriers) == 1
+    assert barriers[0].endswith(f"after {product}")
+
+
 def test_a_barrier_waits_for_no_value_inside_a_kernel():
     """The elementwise op between the last product and the reader is no frontier: a barrier would split its kernel."""
     build = Builder()
@@ -121,6 +139,19 @@ def test_a_barrier_waits_for_the_loss_where_the_cotangent_is_a_literal():
     cotangent = build.op("mul", literal, wide, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(loss, build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
     assert f"barrier [{x}] after {loss}" in as_text(schedule(graph, plan_of(graph, drop=[wide])))
+
+
+def test_a_barrier_waits_for_the_loss_until_the_backward_has_a_value_in_memory():
+    """The gradient of a mean of squares: one kernel computes it and the gradients of the activations before it."""
+    build = Builder()
+    x = build.input(4000)
+    wide = build.op("dot_general", x, size_bytes=4000)
+    active, slope = (build.op(name, wide, size_bytes=4000) for name in ("tanh", "sin"))
+    loss = build.op("reduce_sum", active, size_bytes=4)
+    twice = build.op("mul", active, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", twice, slope, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(loss, build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    assert f"barrier [{wide}] after {loss}" in as_text(schedule(graph, plan_of(graph, drop=[slope], save=[wide])))
 
 
 def test_a_barrier_waits_for_no_value_that_a_scatter_computes():
