@@ -87,6 +87,18 @@ def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
     assert planner_of().plan(budget=rule.predicted.total_bytes).strategy == "optimal"
 
 
+def test_a_plan_that_is_a_little_too_large_is_changed_until_it_fits():
+    """A rule compiles to a thousandth more than the budget, and every plan of the solver to twice its temporaries."""
+    rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    budget = rule.predicted.total_bytes + rule.predicted.temp_bytes // 5
+    with with_default_effort(Effort()):
+        planner = planner_of(lambda plan: 1.201 if plan.strategy == rule.strategy else 2.0)
+        plan = planner.plan(budget=budget)
+    assert plan.strategy == rule.strategy
+    assert plan.decisions != rule.decisions
+    assert plan.footprint.total_bytes <= budget < inflated(rule, 1.201).total_bytes
+
+
 def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
     """Of all plans the compiler agrees about one rule's alone."""
     rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)

@@ -83,9 +83,13 @@ class OptimalSolver:
     def _improved(self, plans: Sequence[GraphPlan], temp_budget_bytes: int) -> GraphPlan:
         """The fastest of some plans, of those that move nothing if there are any, after a local search."""
         unmoved = [plan for plan in plans if not self.problem.moves(plan)] or plans
-        improved = self._local_search.improve(min(unmoved, key=_STEP_S), temp_budget_bytes)
+        improved = self.neighbour(min(unmoved, key=_STEP_S), temp_budget_bytes)
         self._solved[improved] = None
         return improved
+
+    def neighbour(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan:
+        """The fastest plan within a budget of temporaries that a local search finds from another plan."""
+        return self._local_search.improve(plan, temp_budget_bytes)
 
     def bounded(self, plan: GraphPlan) -> GraphPlan:
         """A plan with a lower bound of its seconds: those of the fastest plan of all, where no better one is known."""
