@@ -9,12 +9,30 @@ import jaxckpt
 from tests.report.maps import blocks
 
 
+WRITTEN = """
+window.written = [];
+const fill = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (words, x, y) {
+  const size = this.measureText(words), matrix = this.getTransform(), scale = window.devicePixelRatio;
+  const [left, right] = [x - size.actualBoundingBoxLeft, x + size.actualBoundingBoxRight];
+  const [top, bottom] = [y - size.actualBoundingBoxAscent, y + size.actualBoundingBoxDescent];
+  const corners = [[left, top], [right, top], [left, bottom], [right, bottom]].map(([a, b]) => [
+    (matrix.a * a + matrix.c * b + matrix.e) / scale, (matrix.b * a + matrix.d * b + matrix.f) / scale]);
+  const [xs, ys] = [0, 1].map((at) => corners.map((corner) => corner[at]));
+  window.written.push([words, Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)]);
+  return fill.apply(this, arguments);
+};
+"""
+"""Keeps the words on a canvas with their places: left, top, right and bottom in pixels of the page."""
+
+
 class Opened:
     """A page, and all that it fetched and complained of."""
 
-    def __init__(self, browser, path, scheme="light"):
+    def __init__(self, browser, path, scheme="light", width=1400):
         self.requests, self.complaints = [], []
-        self.page = browser.new_page(color_scheme=scheme, viewport={"width": 1400, "height": 1000})
+        self.page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 1000})
+        self.page.add_init_script(WRITTEN)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -42,6 +60,13 @@ class Opened:
           return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
         }"""
         return bytes(self.page.evaluate(script, list(place))).hex()
+
+    def written(self):
+        """The words of the picture as it was drawn last, with their places."""
+        self.page.evaluate("() => { window.written.length = 0; }")
+        self.page.focus("#over")
+        self.page.keyboard.press("0")
+        return self.page.evaluate("() => window.written")
 
     def text(self, selector):
         return self.page.inner_text(selector)
@@ -74,6 +99,7 @@ BELOW_ITS_NAME = (8.5, BUFFER.offset_bytes + BUFFER.size_bytes / 6)
 def test_the_page_renders_and_fetches_nothing(opened, scheme):
     there = opened(MEMORY, scheme=scheme)
     assert there.page.get_attribute("html", "data-drawn") == str(len(MEMORY.temporaries))
+    assert "1.06 GiB\ntotal on the device" in there.text("#figures")
     assert "1.04 GiB" in there.text("#figures") and "fragmentation" in there.text("#figures")
     data = json.loads(there.page.evaluate("() => document.getElementById('data').textContent"))
     expected = bytes.fromhex(data["groups"]["layer"][3]["colour"].removeprefix("#"))
@@ -133,15 +159,46 @@ def test_dragging_zooms_to_a_time_range_and_0_shows_everything(opened):
     assert there.is_quiet()
 
 
-def test_colours_and_curve_are_switched(opened):
+def apart(one, other):
+    return one[3] <= other[1] or other[3] <= one[1] or one[4] <= other[2] or other[4] <= one[2]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_words_are_whole_and_axis_titles_keep_off_the_ticks(opened, width):
+    head = replace(MEMORY.buffers[12], scope="a_network_of_a_long_name/with_a_head", name="a_fusion_of_a_long_name.1")
+    there = opened(replace(MEMORY, buffers=(*MEMORY.buffers[:12], head)), width=width)
+    words = there.written()
+    (address,), (alive,) = ([each for each in words if each[0] == title] for title in ("address", "alive"))
+    ticks = [each for each in words if each[0] == "0" or each[0].endswith(("MiB", "GiB")) and each[0][0].isdigit()]
+    assert len(ticks) > 6
+    assert all(apart(title, tick) for title in (address, alive) for tick in ticks)
+    box = json.loads(there.page.get_attribute("#over", "data-map"))
+    assert all(0 <= each[1] and each[3] <= there.page.locator("#over").bounding_box()["width"] for each in words)
+    (peak,) = [each for each in words if each[0].startswith("peak")]
+    (name,) = [each for each in words if each[0].endswith("name.1")]
+    assert all(box["left"] <= each[1] and each[3] <= box["right"] for each in (peak, name)), (peak, name)
+    assert there.page.evaluate("() => document.documentElement.scrollWidth") == width
+    assert there.is_quiet()
+
+
+def test_one_legend_follows_every_colouring(opened):
     there = opened(MEMORY)
     place = there.place(MEMORY, *BELOW_ITS_NAME)
     by_layer = there.pixel(place)
     there.page.check("#color input[value=role]", force=True)
     assert there.pixel(place) != by_layer
     assert "residual" in there.text("#legend") and "logits" in there.text("#legend")
-    there.page.check("#curve input[value=role]", force=True)
+    there.page.check("#color input[value=line]", force=True)
+    assert "me/model.py:31" in there.text("#legend") and "residual" not in there.text("#legend")
     assert there.is_quiet()
+
+
+def test_a_step_of_one_scope_is_coloured_by_what_tells_its_buffers_apart(opened):
+    lines = tuple(replace(b, scope="", source=f"model.py:{b.id % 3}") for b in MEMORY.buffers)
+    there = opened(replace(MEMORY, buffers=lines))
+    assert there.page.is_checked("#color input[value=line]")
+    assert "model.py:2" in there.text("#legend")
+    assert opened(MEMORY).page.is_checked("#color input[value=layer]")
 
 
 def test_the_table_names_the_largest_buffers_at_the_peak(opened):
@@ -158,6 +215,7 @@ def test_a_layer_named_script_is_shown_and_not_run(opened):
     buffers = tuple(replace(b, scope=name, name=name, source=name) for b in MEMORY.buffers)
     memory = replace(MEMORY, program=name, buffers=buffers, problems=(name,))
     there = opened(memory)
+    there.page.check("#color input[value=layer]", force=True)
     there.page.mouse.move(*there.place(memory, *MIDDLE))
     for panel in ("h1", "#tip", "#details", "#legend", "#peak", "#problems"):
         assert "<script>alert(1)<" in there.text(panel).replace("\n", "")

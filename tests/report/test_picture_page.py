@@ -53,10 +53,10 @@ def test_the_data_is_what_the_map_says():
     data = data_of(memory_page(memory))
     assert data["kernels"] == len(memory.kernels)
     assert data["peak"] == {"at": memory.peak, "bytes": memory.peak_bytes}
-    assert sum(r[8] for r in data["rectangles"]) == memory.peak_bytes
+    assert sum(r[9] for r in data["rectangles"]) == memory.peak_bytes
     assert "net/block_3/attention" in data["texts"] and "/home/me/model.py:31" in data["texts"]
     assert [group["label"] for group in data["groups"]["layer"]][:3] == ["block_0", "block_1", "block_2"]
-    for key in ("layer", "role", "part"):
+    for key in ("layer", "role", "part", "line"):
         sums = [sum(differences[: at + 1]) for differences in data["curves"][key] for at in [memory.peak]]
         assert sum(sums) == memory.peak_bytes
     assert data["largest"][0][1] == 300 * 2**20

@@ -55,7 +55,8 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
     if title is None and isinstance(footprint, Footprint) and footprint.target:
         title = f"{memory.program} on {footprint.target}"
     if suffix == ".html":
-        page = memory_page(memory, title=title).encode()
+        total_bytes = footprint.total_bytes if isinstance(footprint, Footprint) else None
+        page = memory_page(memory, title=title, total_bytes=total_bytes).encode()
         write_to_place(path, page, called=f"draw to {str(path)!r}", error=PictureError)
     elif suffix in SUFFIXES:
         save_figure(memory, path, title=title)

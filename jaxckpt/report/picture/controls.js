@@ -97,16 +97,16 @@ over.addEventListener("keydown", (event) => {
   act();
 });
 
-function choices(name) {
-  const field = document.getElementById(name);
+function fillColours() {
+  const field = document.getElementById("color");
   for (const key in KEYS) {
     const label = make("label"), input = make("input");
     input.type = "radio";
-    input.name = name;
+    input.name = "color";
     input.value = key;
-    input.checked = state[name] === key;
+    input.checked = state.color === key;
     input.addEventListener("change", () => {
-      state[name] = key;
+      state.color = key;
       state.lit = null;
       fillLegend();
       draw();
@@ -123,8 +123,7 @@ document.getElementById("to-peak").addEventListener("click", toPeak);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { measure(); draw(); });
 new ResizeObserver(() => { measure(); draw(); }).observe(over);
 
-choices("color");
-choices("curve");
+fillColours();
 fillHead();
 fillTable();
 fillLegend();

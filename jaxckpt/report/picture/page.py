@@ -20,10 +20,11 @@ _NAMED_OF_FOLDED = 4
 _PLACEHOLDER = re.compile(r"\{\{(title|style|data|scene|panels|controls)\}\}")
 
 
-def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
+def memory_page(memory: MemoryMap, *, title: str | None = None, total_bytes: int | None = None) -> str:
     """An interactive page that shows where the temporaries of a step are, under the program's name if no other.
 
-    Its size is bounded whatever the program's, and below 1 MB for most.
+    The total that the page names is that of all allocations if None: a footprint may add the program's code. The page's
+    size is bounded whatever the program's, and below 1 MB for most.
     """
     heading = plain_text(memory.program if title is None else title)
     parts = {
@@ -32,12 +33,12 @@ def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
         "scene": _template("scene.js"),
         "panels": _template("panels.js"),
         "controls": _template("controls.js"),
-        "data": embedded_json(page_data(layout(memory, width=2400, height=900, points=1500))),
+        "data": embedded_json(page_data(layout(memory, width=2400, height=900, points=1500), total_bytes)),
     }
     return _PLACEHOLDER.sub(lambda match: parts[match[1]], _template("page.html"))
 
 
-def page_data(picture: Picture) -> dict[str, Any]:
+def page_data(picture: Picture, total_bytes: int | None = None) -> dict[str, Any]:
     """Data that the page's script draws.
 
     Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
@@ -48,8 +49,9 @@ def page_data(picture: Picture) -> dict[str, Any]:
         "kernels": len(memory.kernels),
         "extent": picture.extent_bytes,
         "peak": {"at": memory.peak, "bytes": memory.peak_bytes},
-        "figures": [list(pair) for pair in _figures(memory)],
+        "figures": [list(pair) for pair in _figures(memory, total_bytes)],
         "problems": [plain_text(problem) for problem in memory.problems],
+        "first_key": picture.first_key,
         "groups": {key: _groups(picture.groups[key]) for key in KEYS},
         "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
         "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
@@ -92,7 +94,7 @@ def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[Any]:
     """Place, groups and sums; then a buffer's own facts, or the largest of those folded."""
     place = [rectangle.start, rectangle.stop, rectangle.low_bytes, rectangle.high_bytes]
-    groups = [rectangle.layer, rectangle.role, rectangle.part]
+    groups = [getattr(rectangle, key) for key in KEYS]
     sums = [rectangle.size_bytes, rectangle.peak_bytes, len(rectangle.members)]
     if len(rectangle.members) > 1:
         named = rectangle.members[:_NAMED_OF_FOLDED]
@@ -128,8 +130,10 @@ def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
     ]
 
 
-def _figures(memory: MemoryMap) -> Iterable[tuple[str, int | float | str]]:
+def _figures(memory: MemoryMap, total_bytes: int | None) -> Iterable[tuple[str, int | float | str]]:
     """Figures in the head of the page: a label, and bytes, a ratio or a text."""
+    device = (a for a in memory.allocations if a.space is Space.DEVICE and a.use is not Use.LOCAL)
+    yield "total on the device", sum(a.size_bytes for a in device) if total_bytes is None else total_bytes
     yield "temporaries alive at the peak", memory.peak_bytes
     yield "temporaries allocated", memory.temp_bytes
     yield "fragmentation", f"{memory.fragmentation:.3f}"

@@ -15,13 +15,13 @@ function tipOfRectangle(each) {
   if (each[COUNT] > 1) {
     tip.append(make("b", `${each[COUNT]} small buffers, ${bytes(each[SIZE])} together`));
     tip.append(make("div", `layer ${groupOf(each, "layer")}, ${groupOf(each, "role")}, ${groupOf(each, "part")}`));
-    for (const [name, , , array, , size] of each[10]) tip.append(row(null, `${text(name)} ${text(array)}`, bytes(size)));
+    for (const [name, , , array, , size] of each[NAME]) tip.append(row(null, `${text(name)} ${text(array)}`, bytes(size)));
     return;
   }
-  tip.append(make("b", text(each[10])));
-  tip.append(make("div", `${bytes(each[SIZE])}  ${text(each[13])}  ${groupOf(each, "role")}, ${groupOf(each, "part")}`, "strong"));
-  tip.append(make("div", text(each[12]) || "no scope"));
-  tip.append(make("div", text(each[14]) || "line of code unknown"));
+  tip.append(make("b", text(each[NAME])));
+  tip.append(make("div", `${bytes(each[SIZE])}  ${text(each[ARRAY])}  ${groupOf(each, "role")}, ${groupOf(each, "part")}`, "strong"));
+  tip.append(make("div", text(each[SCOPE]) || "no scope"));
+  tip.append(make("div", text(each[SOURCE]) || "line of code unknown"));
   tip.append(make("div", `kernels ${each[START]} to ${each[STOP] - 1}`));
 }
 
@@ -31,12 +31,12 @@ function tipOfKernel(index, inCurve) {
   tip.append(make("div", [text(op), text(part)].filter(Boolean).join(", "), "strong"));
   if (text(scope)) tip.append(make("div", text(scope)));
   if (text(source)) tip.append(make("div", text(source)));
-  const values = curves[state.curve].map((curve, group) => [curve[index], group]);
+  const values = curves[state.color].map((curve, group) => [curve[index], group]);
   tip.append(row(null, "alive", bytes(values.reduce((sum, [value]) => sum + value, 0))));
   if (!inCurve) return;
   const largest = values.filter(([value]) => value).sort((a, b) => b[0] - a[0]);
   for (const [value, group] of largest.slice(0, 8)) {
-    const { label, colour } = data.groups[state.curve][group];
+    const { label, colour } = data.groups[state.color][group];
     tip.append(row(colour, label, bytes(value)));
   }
   if (largest.length > 8) tip.append(row(null, `${largest.length - 8} more`, bytes(largest.slice(8).reduce((sum, [v]) => sum + v, 0))));
@@ -67,7 +67,7 @@ function showDetails() {
     return;
   }
   const each = rectangles[chosen];
-  panel.append(make("b", each[COUNT] > 1 ? `${each[COUNT]} small buffers` : text(each[10])));
+  panel.append(make("b", each[COUNT] > 1 ? `${each[COUNT]} small buffers` : text(each[NAME])));
   const list = make("dl");
   for (const [term, value] of facts(each)) if (value) list.append(make("dt", term), pathed(value));
   panel.append(list);
@@ -92,10 +92,10 @@ function facts(each) {
     ["address", `${bytes(each[LOW])} to ${bytes(each[HIGH])}`],
   ];
   if (each[COUNT] > 1) {
-    const named = each[10].map(([name, , , array, , size]) => `${text(name)} ${text(array)} ${bytes(size)}`);
+    const named = each[NAME].map(([name, , , array, , size]) => `${text(name)} ${text(array)} ${bytes(size)}`);
     return [["layer", groupOf(each, "layer")], ...common, ["largest", named.join("; ")]];
   }
-  const [, op, scope, array, source, reader, order, times] = each.slice(10);
+  const [, op, scope, array, source, reader, order, times] = each.slice(NAME);
   return [
     ["scope", text(scope) || "none"],
     ["line", text(source) || "unknown"],
@@ -150,7 +150,7 @@ function fillTable() {
 
 function fillLegend() {
   const panel = document.getElementById("legend");
-  panel.replaceChildren(make("h2", { layer: "Layers", role: "Roles", part: "Parts of the step" }[state.color]));
+  panel.replaceChildren(make("h2", { layer: "Layers", role: "Roles", part: "Parts of the step", line: "Lines of code" }[state.color]));
   for (const members of entries(data.groups[state.color])) panel.append(members.length > 1 ? family(members) : single(members[0]));
   panel.append(make("p", "Bytes alive at the peak. Click one to see it alone."));
   panel.append(make("h2", "Kernels (band below the map)"));
@@ -195,13 +195,13 @@ function lightButton(group, title) {
   button.type = "button";
   button.title = title;
   button.setAttribute("aria-label", title);
-  button.setAttribute("aria-pressed", String(Boolean(state.lit && state.lit.group === group)));
+  button.setAttribute("aria-pressed", String(state.lit === group));
   button.addEventListener("click", () => light(group));
   return button;
 }
 
 function light(group) {
-  state.lit = state.lit && state.lit.group === group ? null : { key: state.color, group };
+  state.lit = state.lit === group ? null : group;
   const at = [...document.querySelectorAll("#legend button")].indexOf(document.activeElement);
   fillLegend();
   if (at >= 0) document.querySelectorAll("#legend button")[at].focus();

@@ -1,20 +1,22 @@
 // The picture itself: data, places and the two canvases; `base` holds the picture, `over` what is chosen.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const KEYS = { layer: 4, role: 5, part: 6 }; // where a rectangle keeps its group
+const KEYS = { layer: 4, role: 5, part: 6, line: 7 }; // where a rectangle keeps its group
 const [START, STOP, LOW, HIGH] = [0, 1, 2, 3];
-const [SIZE, AT_PEAK, COUNT] = [7, 8, 9];
+const [SIZE, AT_PEAK, COUNT, NAME, OP, SCOPE, ARRAY, SOURCE] = [8, 9, 10, 11, 12, 13, 14, 15]; // of several, NAME is a list
 const text = (at) => data.texts[at];
 const rectangles = data.rectangles;
 const total = Math.max(data.kernels, 1);
 const curves = {};
 for (const key in KEYS) curves[key] = data.curves[key].map(sums);
 
-const state = { color: "layer", curve: "layer", from: 0, to: total, hover: null, pinned: null, lit: null, drag: null };
+const state = { color: data.first_key, from: 0, to: total, hover: null, pinned: null, lit: null, drag: null };
 const base = document.getElementById("base");
 const over = document.getElementById("over");
 const tip = document.getElementById("tip");
 const ink = {};
+const FONT = "12px system-ui, 'DejaVu Sans', sans-serif";
+const TITLE = 22; // pixels at the left edge for the titles of the axes; ticks stand to the right of them
 let box = {};
 
 function sums(differences) {
@@ -22,9 +24,10 @@ function sums(differences) {
   return differences.map((difference) => (sum += difference));
 }
 
+const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+
 function bytes(amount) {
-  const units = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
-  for (const [name, unit] of units)
+  for (const [name, unit] of UNITS)
     if (amount >= unit) return `${name === "GiB" ? (amount / unit).toFixed(2) : +(amount / unit).toPrecision(4)} ${name}`;
   return `${amount} B`;
 }
@@ -44,7 +47,10 @@ function measure() {
     canvas.height = Math.round(height * scale);
     canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
   }
-  const left = 62, right = width - 24, top = 24, bottom = height - 40;
+  const c = base.getContext("2d");
+  c.font = FONT;
+  const widest = Math.max(...byteTicks(height).map(([, words]) => c.measureText(words).width));
+  const left = TITLE + widest + 8, right = width - 24, top = 24, bottom = height - 40;
   const split = top + (bottom - top) * 0.66;
   box = { left, right, top, mapBottom: split, ribbon: split + 8, curveTop: split + 30, bottom, width, height };
   over.dataset.map = JSON.stringify({ left, right, top, bottom: split }); // for whoever drives the page from outside
@@ -64,7 +70,7 @@ function draw() {
   c.clearRect(0, 0, box.width, box.height);
   c.fillStyle = ink.ground;
   c.fillRect(0, 0, box.width, box.height);
-  c.font = "12px system-ui, 'DejaVu Sans', sans-serif";
+  c.font = FONT;
   byteAxis(c, y, box.top, "address");
   byteAxis(c, z, box.curveTop, "alive");
   c.save();
@@ -82,14 +88,14 @@ function draw() {
   drawOver();
 }
 
-const alpha = (group, key) => (state.lit && state.lit.key === key && state.lit.group !== group ? 0.1 : 1);
+const alpha = (group) => (state.lit !== null && state.lit !== group ? 0.1 : 1);
 
 function drawRectangle(c, each) {
   const left = x(each[START]), right = x(each[STOP]);
   if (right < box.left || left > box.right) return;
   const up = y(each[HIGH]), tall = Math.max(y(each[LOW]) - up, 0.7), wide = Math.max(right - left, 1);
   const group = each[KEYS[state.color]];
-  c.globalAlpha = alpha(group, state.color);
+  c.globalAlpha = alpha(group);
   c.fillStyle = data.groups[state.color][group].colour;
   c.fillRect(left, up, wide, tall);
   if (tall > 4 && wide > 3) {
@@ -103,7 +109,7 @@ function drawRectangle(c, each) {
 
 function nameRectangle(c, each, left, up, wide, tall) {
   if (each[COUNT] > 1) return;
-  const name = text(each[10]), scope = text(each[12]), array = text(each[13]);
+  const name = text(each[NAME]), scope = text(each[SCOPE]), array = text(each[ARRAY]);
   const from = Math.max(left, box.left), room = Math.min(left + wide, box.right) - from - 12;
   const wanted = [`${scope || name}  ${array}  ${bytes(each[SIZE])}`, `${scope || name}`, array];
   c.font = `${Math.min(11, tall - 2)}px system-ui, 'DejaVu Sans', sans-serif`;
@@ -143,10 +149,9 @@ function drawRibbon(c) {
 
 function drawCurve(c) {
   const heights = [new Array(data.samples.length).fill(0)];
-  for (const values of curves[state.curve]) heights.push(heights[heights.length - 1].map((below, at) => below + values[at]));
-  const lit = state.lit && state.lit.key === state.curve;
+  for (const values of curves[state.color]) heights.push(heights[heights.length - 1].map((below, at) => below + values[at]));
   // From the top down, each to the ground: bands side by side would let the ground shine through between them.
-  for (let group = heights.length - 2; group >= 0; group--) drawBand(c, group, heights[lit ? group : 0], heights[group + 1]);
+  for (let group = heights.length - 2; group >= 0; group--) drawBand(c, group, heights[state.lit === null ? 0 : group], heights[group + 1]);
   c.globalAlpha = 1;
   line(c, box.left, z(data.extent), box.right, z(data.extent), ink.quiet, [5, 4]);
   c.fillStyle = ink.quiet;
@@ -161,8 +166,8 @@ function drawBand(c, group, low, high) {
   for (let at = 0; at < samples.length; at++) stair(c, samples[at], z(high[at]));
   for (let at = samples.length - 1; at >= 0; at--) stair(c, samples[at], z(low[at]), true);
   c.closePath();
-  c.globalAlpha = alpha(group, state.curve);
-  c.fillStyle = data.groups[state.curve][group].colour;
+  c.globalAlpha = alpha(group);
+  c.fillStyle = data.groups[state.color][group].colour;
   c.fill();
 }
 
@@ -183,26 +188,40 @@ function drawPeak(c) {
   c.fill();
   const words = `peak ${bytes(data.peak.bytes)} at kernel ${data.peak.at}`;
   c.font = "600 12px system-ui, 'DejaVu Sans', sans-serif";
-  const right = at + 12 + c.measureText(words).width < box.right;
-  c.textAlign = right ? "left" : "right";
+  const wide = c.measureText(words).width, right = at + 12 + wide < box.right;
+  c.textAlign = "left";
   c.textBaseline = "top";
-  halo(c, words, at + (right ? 10 : -10), z(data.peak.bytes) + 4, ink.peak);
-  c.font = "12px system-ui, 'DejaVu Sans', sans-serif";
+  // Where neither side has the room, the words cover the line rather than leave the picture.
+  const from = right ? at + 10 : Math.min(Math.max(at - 10 - wide, box.left + 2), box.right - wide - 2);
+  halo(c, words, from, z(data.peak.bytes) + 4, ink.peak);
+  c.font = FONT;
 }
 
 function callOut(c) { // the largest buffers at the peak, named beside it where they are too narrow for their names
   const chosen = [...new Set(data.largest.map(([index]) => index))].map((index) => rectangles[index]);
+  const taken = { left: [], right: [] };
   for (const each of chosen.filter((one) => one[COUNT] === 1 && one[AT_PEAK] > 0.04 * data.peak.bytes).slice(0, 5)) {
     const left = x(each[START]), right = x(each[STOP]), middle = (y(each[LOW]) + y(each[HIGH])) / 2;
     if (right - left > 90 || right < box.left || left > box.right) continue;
-    const words = [text(each[12]) ? `${text(each[12])}: ${text(each[10])}` : text(each[10]), `${text(each[13])}, ${bytes(each[SIZE])}`];
-    const toRight = right + 260 < box.right;
-    const edge = toRight ? Math.max(right, x(data.peak.at)) + 16 : Math.min(left, x(data.peak.at)) - 16;
-    line(c, toRight ? right : left, middle, toRight ? edge - 3 : edge + 3, middle, ink.quiet);
-    c.textAlign = toRight ? "left" : "right";
+    const edges = { left: Math.min(left, x(data.peak.at)) - 16, right: Math.max(right, x(data.peak.at)) + 16 };
+    const room = { left: edges.left - box.left - 4, right: box.right - edges.right - 4 };
+    const side = room.right > 260 || room.right >= room.left ? "right" : "left";
+    const owner = text(each[SCOPE]) ? `${text(each[SCOPE])}: ${text(each[NAME])}` : text(each[NAME]);
+    const words = [owner, `${text(each[ARRAY])}, ${bytes(each[SIZE])}`].map((one) => shortened(c, one, room[side]));
+    const clear = taken[side].every((other) => Math.abs(other - middle) > 32);
+    if (!clear || room[side] < 60) continue; // the table below names it
+    taken[side].push(middle);
+    line(c, side === "right" ? right : left, middle, edges[side] - (side === "right" ? 3 : -3), middle, ink.quiet);
+    c.textAlign = side === "right" ? "left" : "right";
     c.textBaseline = "middle";
-    words.forEach((each, at) => halo(c, each, edge, middle + 15 * at - 7, at ? ink.quiet : ink.ink));
+    words.forEach((one, at) => halo(c, one, edges[side], middle + 15 * at - 7, at ? ink.quiet : ink.ink));
   }
+}
+
+function shortened(c, words, room) { // to what fits, with its end: names differ there
+  let kept = words;
+  while (kept.length > 1 && c.measureText(kept).width > room) kept = `…${kept.slice(kept[0] === "…" ? 2 : 1)}`;
+  return kept;
 }
 
 function halo(c, words, px, py, colour) {
@@ -225,20 +244,25 @@ function line(c, x0, y0, x1, y1, colour, dash) {
   c.setLineDash([]);
 }
 
+function byteTicks(tall) { // [bytes, words], some 55 pixels apart
+  const [name, unit] = UNITS.find(([, each]) => ceiling() >= each) || ["B", 1];
+  const step = nice(ceiling() / unit / Math.max(tall / 55, 1)), ticks = [];
+  for (let value = 0; value * unit <= ceiling() * 1.02; value += step)
+    ticks.push([value * unit, value ? `${+value.toFixed(3)} ${name}` : "0"]);
+  return ticks;
+}
+
 function byteAxis(c, place, top, title) {
-  const unit = [2 ** 30, 2 ** 20, 2 ** 10].find((each) => ceiling() >= each) || 1;
-  const name = { [2 ** 30]: "GiB", [2 ** 20]: "MiB", [2 ** 10]: "KiB" }[unit] || "B";
-  const step = nice(ceiling() / unit / ((place(0) - top) / 55));
   c.textBaseline = "middle";
-  for (let value = 0; value * unit <= ceiling() * 1.02; value += step) {
-    const at = place(value * unit);
+  for (const [value, words] of byteTicks(place(0) - top)) {
+    const at = place(value);
     line(c, box.left, at, box.right, at, value ? ink.grid : ink.line);
     c.fillStyle = ink.quiet;
     c.textAlign = "right";
-    c.fillText(value ? `${+value.toFixed(3)} ${name}` : "0", box.left - 7, at);
+    c.fillText(words, box.left - 7, at);
   }
   c.save();
-  c.translate(10, (place(0) + top) / 2);
+  c.translate(TITLE / 2, (place(0) + top) / 2);
   c.rotate(-Math.PI / 2);
   c.textAlign = "center";
   c.fillText(title, 0, 0);
