@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 import jaxckpt
+from jaxckpt.comparison import compare_footprints
+from tests.memory_maps import made_footprint
 from tests.report.maps import blocks
-
 
 WRITTEN = """
 window.written = [];
@@ -44,8 +45,8 @@ class Opened:
 
     def place(self, memory, kernel, address):
         """Where a kernel and an address are on the screen."""
-        box = json.loads(self.page.get_attribute("#over", "data-map"))
-        canvas = self.page.locator("#over").bounding_box()
+        box = json.loads(self.page.get_attribute(".over", "data-map"))
+        canvas = self.page.locator(".over").bounding_box()
         across = kernel / len(memory.kernels)
         up = address / (max(memory.temp_bytes, memory.peak_bytes) * 1.01)
         left = canvas["x"] + box["left"] + across * (box["right"] - box["left"])
@@ -53,7 +54,7 @@ class Opened:
 
     def pixel(self, place):
         script = """([x, y]) => {
-          const canvas = document.getElementById("base"), box = canvas.getBoundingClientRect();
+          const canvas = document.querySelector(".base"), box = canvas.getBoundingClientRect();
           const scale = canvas.width / box.width;
           const copy = new OffscreenCanvas(1, 1).getContext("2d");
           copy.drawImage(canvas, (x - box.x) * scale, (y - box.y) * scale, 1, 1, 0, 0, 1, 1);
@@ -64,7 +65,7 @@ class Opened:
     def written(self):
         """The words of the picture as it was drawn last, with their places."""
         self.page.evaluate("() => { window.written.length = 0; }")
-        self.page.focus("#over")
+        self.page.focus(".over")
         self.page.keyboard.press("0")
         return self.page.evaluate("() => window.written")
 
@@ -99,8 +100,8 @@ BELOW_ITS_NAME = (8.5, BUFFER.offset_bytes + BUFFER.size_bytes / 6)
 def test_the_page_renders_and_fetches_nothing(opened, scheme):
     there = opened(MEMORY, scheme=scheme)
     assert there.page.get_attribute("html", "data-drawn") == str(len(MEMORY.temporaries))
-    assert "1.06 GiB\ntotal on the device" in there.text("#figures")
-    assert "1.04 GiB" in there.text("#figures") and "fragmentation" in there.text("#figures")
+    assert "1.06 GiB\ntotal on the device" in there.text(".figures")
+    assert "1.04 GiB" in there.text(".figures") and "fragmentation" in there.text(".figures")
     data = json.loads(there.page.evaluate("() => document.getElementById('data').textContent"))
     expected = bytes.fromhex(data["groups"]["layer"][3]["colour"].removeprefix("#"))
     drawn = bytes.fromhex(there.pixel(there.place(MEMORY, *BELOW_ITS_NAME)))
@@ -113,11 +114,11 @@ def test_the_page_renders_and_fetches_nothing(opened, scheme):
 def test_hovering_says_which_buffer_which_layer_and_which_line(opened):
     there = opened(MEMORY)
     there.page.mouse.move(*there.place(MEMORY, *MIDDLE))
-    for panel in ("#tip", "#details"):
+    for panel in (".tip", "#details"):
         for words in ("fusion.3", "net/block_3/attention", "64 MiB", "/home/me/model.py:31", "residual"):
             assert words in there.text(panel).replace("\n", " ")
     there.page.mouse.move(0, 0)
-    assert there.page.is_hidden("#tip")
+    assert there.page.is_hidden(".tip")
     assert there.is_quiet()
 
 
@@ -126,7 +127,7 @@ def test_hovering_over_folded_buffers_says_how_many(opened):
     folded = memory.buffers[12 * 201 - 20]
     there = opened(memory)
     there.page.mouse.move(*there.place(memory, memory.peak, folded.offset_bytes))
-    assert "small buffers" in there.text("#tip")
+    assert "small buffers" in there.text(".tip")
     assert there.is_quiet()
 
 
@@ -169,11 +170,12 @@ def test_words_are_whole_and_axis_titles_keep_off_the_ticks(opened, width):
     there = opened(replace(MEMORY, buffers=(*MEMORY.buffers[:12], head)), width=width)
     words = there.written()
     (address,), (alive,) = ([each for each in words if each[0] == title] for title in ("address", "alive"))
-    ticks = [each for each in words if each[0] == "0" or each[0].endswith(("MiB", "GiB")) and each[0][0].isdigit()]
+    ticks = [each for each in words if each[0] == "0" or (each[0].endswith(("MiB", "GiB")) and each[0][0].isdigit())]
     assert len(ticks) > 6
     assert all(apart(title, tick) for title in (address, alive) for tick in ticks)
-    box = json.loads(there.page.get_attribute("#over", "data-map"))
-    assert all(0 <= each[1] and each[3] <= there.page.locator("#over").bounding_box()["width"] for each in words)
+    box = json.loads(there.page.get_attribute(".over", "data-map"))
+    edge = there.page.locator(".over").bounding_box()["width"]
+    assert all(each[1] >= 0 and each[3] <= edge for each in words)
     (peak,) = [each for each in words if each[0].startswith("peak")]
     (name,) = [each for each in words if each[0].endswith("name.1")]
     assert all(box["left"] <= each[1] and each[3] <= box["right"] for each in (peak, name)), (peak, name)
@@ -203,21 +205,65 @@ def test_a_step_of_one_scope_is_coloured_by_what_tells_its_buffers_apart(opened)
 
 def test_the_table_names_the_largest_buffers_at_the_peak(opened):
     there = opened(MEMORY)
-    first = there.text("#peak tbody tr:first-child")
+    first = there.text(".peak tbody tr:first-child")
     assert "logits_fusion" in first and "300 MiB" in first and "net/head" in first
-    there.page.click("#peak tbody tr:first-child button")
+    there.page.click(".peak tbody tr:first-child button")
     assert "logits_fusion" in there.text("#details")
+    assert there.is_quiet()
+
+
+def test_a_search_finds_buffers_in_map_and_table(opened):
+    there = opened(MEMORY)
+    place = there.place(MEMORY, *BELOW_ITS_NAME)
+    drawn = there.pixel(place)
+    there.page.fill("#search", "block_3 ATTENTION")
+    assert there.text("#found") == "1 buffer, 64 MiB at the peak"
+    assert there.pixel(place) == drawn and there.page.locator(".peak tbody tr:visible").count() == 1
+    there.page.fill("#search", "block_3 logits")
+    assert there.text("#found") == "0 buffers, 0 B at the peak"
+    assert there.pixel(place) != drawn and there.page.locator(".peak tbody tr:visible").count() == 0
+    there.page.fill("#search", "")
+    assert there.text("#found") == "" and there.pixel(place) == drawn
+    assert there.page.locator(".peak tbody tr:visible").count() == 13
+    assert there.is_quiet()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_a_comparison_draws_its_versions_with_one_scale_and_one_legend(opened, width, scheme):
+    few = replace(MEMORY, buffers=MEMORY.buffers[6:], allocations=(replace(MEMORY.allocations[1], size_bytes=2**30),))
+    few = replace(few, buffers=tuple(replace(b, id=at) for at, b in enumerate(few.buffers)))
+    there = opened(
+        compare_footprints({"as written": made_footprint(MEMORY), "planned": made_footprint(few)}),
+        width=width,
+        scheme=scheme,
+    )
+    assert [each.split("\n")[0] for each in there.page.locator(".map h2").all_inner_texts()] == [
+        "as written",
+        "planned",
+    ]
+    tops = [json.loads(each.get_attribute("data-map"))["top"] for each in there.page.locator(".over").all()]
+    assert tops[0] == tops[1]
+    assert there.text("#legend").replace("\n", " ").startswith("Layers as written planned")
+    assert "768 MiB 384 MiB" in there.text("#legend").replace("\n", " "), "all blocks, and half of them"
+    there.page.fill("#search", "block_3")
+    assert there.text("#found") == "as written: 1 buffer, 64 MiB at the peak; planned: 0 buffers, 0 B at the peak"
+    second = there.page.locator(".over").nth(1)
+    second.focus()
+    there.page.keyboard.press("ArrowDown")
+    assert "net/block_6/attention" in there.text("#details") and "planned" in there.text("#details")
+    assert there.page.locator(".peak h2").count() == 2
+    assert there.page.evaluate("() => document.documentElement.scrollWidth") == width
     assert there.is_quiet()
 
 
 def test_a_layer_named_script_is_shown_and_not_run(opened):
     name = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-    buffers = tuple(replace(b, scope=name, name=name, source=name) for b in MEMORY.buffers)
+    buffers = tuple(replace(b, scope=name if b.id else "", name=name, source=name) for b in MEMORY.buffers)
     memory = replace(MEMORY, program=name, buffers=buffers, problems=(name,))
     there = opened(memory)
     there.page.check("#color input[value=layer]", force=True)
     there.page.mouse.move(*there.place(memory, *MIDDLE))
-    for panel in ("h1", "#tip", "#details", "#legend", "#peak", "#problems"):
+    for panel in ("h1", ".tip", "#details", "#legend", ".peak", ".problems"):
         assert "<script>alert(1)<" in there.text(panel).replace("\n", "")
     assert there.page.title() == name
     assert there.is_quiet(), there.complaints

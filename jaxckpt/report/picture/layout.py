@@ -6,7 +6,7 @@ many kernels keeps of each short stretch the kernel at which most is alive, so t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Literal, get_args
@@ -31,9 +31,9 @@ _FOLDED_PIXELS = 8
 class Rectangle:
     """One buffer, or several thin ones, the largest first: kernels `[start, stop)`, addresses from low to high.
 
-    Temporary allocations stand on one another. `layer`, `role`, `part` and `line` are indices among `Picture.groups`, the same
-    for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's height where several were
-    folded; `peak_bytes` those that are alive at the peak.
+    Temporary allocations stand on one another. `layer`, `role`, `part` and `line` are indices among
+    `Picture.groups`, the same for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's
+    height where several were folded; `peak_bytes` those that are alive at the peak.
     """
 
     start: int
@@ -85,19 +85,30 @@ def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: i
     Curves have at most so many `points`. Folding becomes coarser until there are at most so many rectangles (`most`),
     or nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
     """
-    placed, groups = _placed(memory)
-    extent_bytes = memory.temp_bytes
-    samples = _samples(memory.live_bytes, points)
-    return Picture(
-        memory=memory,
-        extent_bytes=extent_bytes,
-        groups=groups,
-        first_key=_first_key(placed),
-        rectangles=_folded(placed, memory, width=width, height=height, most=most),
-        samples=samples,
-        curves={key: _curves(placed, key, len(groups[key]), samples, memory) for key in KEYS},
-        parts=_parts(memory, width),
-        phases=_phases(memory),
+    (picture,) = layouts((memory,), width=width, height=height, points=points, most=most)
+    return picture
+
+
+def layouts(
+    memories: Sequence[MemoryMap], *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000
+) -> tuple[Picture, ...]:
+    """The same of several memory maps, with the same groups and the same first key in all of them."""
+    groups, group_of = _grouped([buffer for memory in memories for buffer in memory.temporaries])
+    placed = [_placed(memory, group_of) for memory in memories]
+    first_key = _first_key([each for rectangles in placed for each in rectangles])
+    return tuple(
+        Picture(
+            memory=memory,
+            extent_bytes=memory.temp_bytes,
+            groups=groups,
+            first_key=first_key,
+            rectangles=_folded(rectangles, memory, width=width, height=height, most=most),
+            samples=(samples := _samples(memory.live_bytes, points)),
+            curves={key: _curves(rectangles, key, len(groups[key]), samples, memory) for key in KEYS},
+            parts=_parts(memory, width),
+            phases=_phases(memory),
+        )
+        for memory, rectangles in zip(memories, placed, strict=True)
     )
 
 
@@ -112,31 +123,42 @@ def described(dtype: str, shape: Sequence[int]) -> str:
     return f"{short}[{','.join(map(str, shape))}]"
 
 
-def _placed(memory: MemoryMap) -> tuple[list[Rectangle], dict[ColourKey, tuple[Group, ...]]]:
-    """A rectangle for each buffer, in the address space of all allocations; and the groups by key."""
-    buffers = memory.temporaries
+def _grouped(
+    buffers: Sequence[Buffer],
+) -> tuple[dict[ColourKey, tuple[Group, ...]], Callable[[Buffer], dict[ColourKey, int]]]:
+    """The groups by key, and for a buffer the index of its group by key."""
     layers, layer_of = layer_groups(buffers)
     lines, line_of = line_groups(buffers)
     roles = [role for role in Role if any(b.role is role for b in buffers)]
     parts = [part for part in Part if any(b.part is part for b in buffers)]
+
+    def group_of(buffer: Buffer) -> dict[ColourKey, int]:
+        return {
+            "layer": layer_of[buffer.scope],
+            "role": roles.index(buffer.role),
+            "part": parts.index(buffer.part),
+            "line": line_of[buffer.source],
+        }
+
+    return {"layer": layers, "role": _named(roles), "part": _named(parts), "line": lines}, group_of
+
+
+def _placed(memory: MemoryMap, group_of: Callable[[Buffer], dict[ColourKey, int]]) -> list[Rectangle]:
+    """A rectangle for each buffer, in the address space of all allocations."""
     base = _bases(memory)
-    placed = [
+    return [
         Rectangle(
             start=b.born,
             stop=b.dies + 1,
             low_bytes=base[b.allocation] + b.offset_bytes,
             high_bytes=base[b.allocation] + b.offset_bytes + b.size_bytes,
-            layer=layer_of[b.scope],
-            role=roles.index(b.role),
-            part=parts.index(b.part),
-            line=line_of[b.source],
             size_bytes=b.size_bytes,
             peak_bytes=b.size_bytes if b.born <= memory.peak <= b.dies else 0,
             members=(b,),
+            **group_of(b),
         )
-        for b in buffers
+        for b in memory.temporaries
     ]
-    return placed, {"layer": layers, "role": _named(roles), "part": _named(parts), "line": lines}
 
 
 def _first_key(placed: Sequence[Rectangle]) -> ColourKey:

@@ -1,58 +1,113 @@
-"""The memory map as one HTML file that needs nothing else: template, style, script and data in one text.
+"""Memory maps as one HTML file that needs nothing else: template, style, script and data in one text.
 
 The file opens without a network and fetches nothing. Names go in as JSON in which no tag can end or begin, and the
-script puts them on the page as text only, so that a layer named `<script>` is shown and not run.
+script puts them on the page as text only, so that a layer named `<script>` is shown and not run. Several maps stand
+below one another, with equal scales of bytes, equal colours and one legend.
 """
 
 import html
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from jaxckpt.hlo import Buffer, MemoryMap, Space, Use
 from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
-from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layout
+from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layouts
 
 _LARGEST_AT_PEAK = 40
 _NAMED_OF_FOLDED = 4
 _PLACEHOLDER = re.compile(r"\{\{(title|style|data|scene|panels|controls)\}\}")
 
+Figures = Iterable[tuple[str, int | str]]
+"""Labels, each with bytes or a text."""
 
-def memory_page(memory: MemoryMap, *, title: str | None = None, total_bytes: int | None = None) -> str:
-    """An interactive page that shows where the temporaries of a step are, under the program's name if no other.
 
-    The total that the page names is that of all allocations if None: a footprint may add the program's code. The page's
-    size is bounded whatever the program's, and below 1 MB for most.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageMap:
+    """One map of a page.
+
+    Attributes:
+      picture: Of `layouts`, one call for all maps of the page.
+      name: Heading of the map; "" where it is the only one.
+      figures: Above the map.
     """
-    heading = plain_text(memory.program if title is None else title)
+
+    picture: Picture
+    name: str = ""
+    figures: Figures = ()
+
+
+def memory_page(
+    memories: MemoryMap | Mapping[str, MemoryMap],
+    *,
+    title: str | None = None,
+    total_bytes: Mapping[str, int] | int | None = None,
+) -> str:
+    """An interactive page that shows where the temporaries of a step are, or of several by name.
+
+    Args:
+      memories: What is drawn.
+      title: Heading of the page; the first program's name if None.
+      total_bytes: Total of each map, a footprint's; that of all its allocations if None. A footprint may add the bytes
+        of the program's code.
+
+    Returns:
+      HTML. Its size is bounded whatever the program's, and below 1 MB for most.
+    """
+    named = {"": memories} if isinstance(memories, MemoryMap) else dict(memories)
+    totals = total_bytes if isinstance(total_bytes, Mapping) else {"": total_bytes}
+    pictures = layouts(tuple(named.values()), width=2400, height=900, points=1500)
+    maps = [
+        PageMap(picture=picture, name=name, figures=_figures(picture.memory, totals.get(name)))
+        for name, picture in zip(named, pictures, strict=True)
+    ]
+    program = next((memory.program for memory in named.values()), "")
+    return map_page(maps, title=program if title is None else title)
+
+
+def map_page(maps: Sequence[PageMap], *, title: str) -> str:
+    """A page of maps, as text."""
     parts = {
-        "title": html.escape(heading),
+        "title": html.escape(plain_text(title)),
         "style": _template("page.css"),
         "scene": _template("scene.js"),
         "panels": _template("panels.js"),
         "controls": _template("controls.js"),
-        "data": embedded_json(page_data(layout(memory, width=2400, height=900, points=1500), total_bytes)),
+        "data": embedded_json(page_data(maps)),
     }
     return _PLACEHOLDER.sub(lambda match: parts[match[1]], _template("page.html"))
 
 
-def page_data(picture: Picture, total_bytes: int | None = None) -> dict[str, Any]:
+def page_data(maps: Sequence[PageMap]) -> dict[str, Any]:
     """Data that the page's script draws.
 
     Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
     """
     texts = _Texts()
-    memory = picture.memory
     data = {
+        "first_key": maps[0].picture.first_key if maps else KEYS[0],
+        "groups": {key: _groups(maps[0].picture.groups[key]) if maps else [] for key in KEYS},
+        "maps": [_map_data(each, texts) for each in maps],
+        "clock": "kernel",
+        "time_axis": "kernels in the order of the schedule",
+        "titles": {},
+    }
+    return data | {"texts": [plain_text(text)[:400] for text in texts]}
+
+
+def _map_data(shown: PageMap, texts: "_Texts") -> dict[str, Any]:
+    picture = shown.picture
+    memory = picture.memory
+    return {
+        "name": plain_text(shown.name),
         "kernels": len(memory.kernels),
         "extent": picture.extent_bytes,
         "peak": {"at": memory.peak, "bytes": memory.peak_bytes},
-        "figures": [list(pair) for pair in _figures(memory, total_bytes)],
+        "figures": [list(pair) for pair in shown.figures],
         "problems": [plain_text(problem) for problem in memory.problems],
-        "first_key": picture.first_key,
-        "groups": {key: _groups(picture.groups[key]) for key in KEYS},
         "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
         "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
         "curves": {key: list(map(_differences, picture.curves[key])) for key in KEYS},
@@ -61,7 +116,6 @@ def page_data(picture: Picture, total_bytes: int | None = None) -> dict[str, Any
         "largest": _largest(picture, texts),
         "largest_of": len(memory.alive_at(memory.peak)),
     }
-    return data | {"texts": [plain_text(text)[:400] for text in texts]}
 
 
 def embedded_json(data: Any) -> str:
@@ -130,8 +184,8 @@ def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
     ]
 
 
-def _figures(memory: MemoryMap, total_bytes: int | None) -> Iterable[tuple[str, int | float | str]]:
-    """Figures in the head of the page: a label, and bytes, a ratio or a text."""
+def _figures(memory: MemoryMap, total_bytes: int | None) -> Figures:
+    """Figures above a map."""
     device = (a for a in memory.allocations if a.space is Space.DEVICE and a.use is not Use.LOCAL)
     yield "total on the device", sum(a.size_bytes for a in device) if total_bytes is None else total_bytes
     yield "temporaries alive at the peak", memory.peak_bytes
