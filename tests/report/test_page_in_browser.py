@@ -7,6 +7,7 @@ import pytest
 
 import jaxckpt
 from jaxckpt.comparison import compare_footprints
+from jaxckpt.hlo import Frame
 from tests.memory_maps import made_footprint
 from tests.report.maps import blocks
 
@@ -209,6 +210,19 @@ def test_the_table_names_the_largest_buffers_at_the_peak(opened):
     assert "logits_fusion" in first and "300 MiB" in first and "net/head" in first
     there.page.click(".peak tbody tr:first-child button")
     assert "logits_fusion" in there.text("#details")
+    assert there.is_quiet()
+
+
+def test_a_kept_buffer_shows_its_python_stack(opened):
+    frames = [("main", "train.py:9"), ("loss", "train.py:4"), ("Block.__call__", "/home/me/model.py:31")]
+    stack = tuple(Frame(function=name, source=line, caller=at - 1) for at, (name, line) in enumerate(frames))
+    frame_of = tuple(2 if b.id == 3 else -1 for b in MEMORY.buffers)
+    there = opened(replace(MEMORY, frames=stack, frame_of=frame_of))
+    there.page.mouse.click(*there.place(MEMORY, *MIDDLE))
+    shown = [item.replace("\n", " ") for item in there.page.locator("#details .stack li").all_inner_texts()]
+    assert shown == ["Block.__call__ /home/me/model.py:31", "loss train.py:4", "main train.py:9"]
+    there.page.click(".peak tbody tr:first-child button")
+    assert there.page.locator("#details .stack").count() == 0, "the stack of the logits is unknown"
     assert there.is_quiet()
 
 

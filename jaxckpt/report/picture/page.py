@@ -108,6 +108,7 @@ def _map_data(shown: PageMap, texts: "_Texts") -> dict[str, Any]:
         "peak": {"at": memory.peak, "bytes": memory.peak_bytes},
         "figures": [list(pair) for pair in shown.figures],
         "problems": [plain_text(problem) for problem in memory.problems],
+        "frames": [[texts[f.function], texts[f.source], f.caller] for f in memory.frames],
         "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
         "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
         "curves": {key: list(map(_differences, picture.curves[key])) for key in KEYS},
@@ -157,6 +158,7 @@ def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[A
     reader = memory.kernels[buffer.dies]
     where = f" in {reader.scope}" if reader.scope else ""
     facts = [texts[f"{reader.name}{where}"], texts[str(list(buffer.layout)) if buffer.layout else ""], buffer.count]
+    facts.append(memory.frame_of[buffer.id] if buffer.id < len(memory.frame_of) else -1)
     return [*place, *groups, *sums, *_buffer(buffer, texts), *facts]
 
 

@@ -75,10 +75,28 @@ function showDetails() {
   const list = make("dl");
   for (const [term, value] of facts(chosen.view, each)) if (value) list.append(make("dt", term), pathed(value));
   panel.append(list);
+  const stack = stackOf(chosen.view.map, each);
+  if (stack.length > 1) panel.append(make("div", "Python stack, innermost call first", "quiet"), listed(stack));
 }
 
-function pathed(value) { // long paths break after a slash
-  const cell = make("dd");
+function stackOf(map, each) { // [function, line of code] of each frame
+  const stack = [];
+  for (let at = each[COUNT] > 1 ? -1 : each[FRAME]; at >= 0; at = map.frames[at][2]) stack.push(map.frames[at].slice(0, 2).map(text));
+  return stack;
+}
+
+function listed(stack) {
+  const list = make("ol", undefined, "stack");
+  for (const [name, source] of stack) {
+    const item = make("li");
+    item.append(make("b", name), pathed(source, "span"));
+    list.append(item);
+  }
+  return list;
+}
+
+function pathed(value, tag = "dd") { // long paths break after a slash
+  const cell = make(tag);
   value.split("/").forEach((name, at, names) => {
     cell.append(at + 1 < names.length ? `${name}/` : name);
     if (at + 1 < names.length) cell.append(make("wbr"));

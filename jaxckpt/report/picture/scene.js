@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const KEYS = { layer: 4, role: 5, part: 6, line: 7 }; // where a rectangle keeps its group
 const [START, STOP, LOW, HIGH] = [0, 1, 2, 3];
 const [SIZE, AT_PEAK, COUNT, NAME, OP, SCOPE, ARRAY, SOURCE] = [8, 9, 10, 11, 12, 13, 14, 15]; // of several, NAME is a list
+const FRAME = 19; // the innermost frame of its Python stack, -1 where unknown
 const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const FONT = "12px system-ui, 'DejaVu Sans', sans-serif";
 const TITLE = 22; // pixels at the left edge for the titles of the axes; ticks stand to the right of them
