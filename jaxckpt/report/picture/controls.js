@@ -142,8 +142,8 @@ function search() { // buffers that have every word that was typed
   const told = [];
   for (const view of views) {
     const { rectangles } = view.map;
-    view.words = view.words || rectangles.map(wordsOf);
-    view.found = words.length ? view.words.map((each) => words.every((word) => each.includes(word))) : null;
+    view.texts = view.texts || rectangles.map(wordsOf);
+    view.found = words.length ? view.texts.map((each) => words.every((word) => each.includes(word))) : null;
     for (const line of view.table.querySelectorAll("tbody tr"))
       line.hidden = Boolean(view.found && !view.found[Number(line.dataset.rectangle)]);
     const found = rectangles.filter((_, index) => view.found && view.found[index]);
@@ -155,6 +155,34 @@ function search() { // buffers that have every word that was typed
   redraw();
 }
 
+const last = Math.max(-1, ...views.map((view) => Math.max(-1, ...view.reached.keys())));
+const tick = document.getElementById("tick"), play = document.getElementById("play");
+
+function moveToCall() { // all runs at the call of the slider
+  const call = Number(tick.value);
+  document.getElementById("now").textContent = `call ${call} of ${last}`;
+  for (const view of views) {
+    const { states, problems } = view.map, reached = view.reached.get(call);
+    view.cursor = reached === undefined ? states.length - 1 : reached;
+    view.drawOver();
+    if (view.cursor < 0) continue;
+    const [, free, piece, repeated, refused] = states[view.cursor];
+    const stopped = reached === undefined ? `; ${problems.join("; ")}` : "";
+    view.words.textContent = `${bytes(free)} free, of these ${bytes(piece)} in one piece; ${repeated} calls again, ${refused} requests refused${stopped}`;
+  }
+  document.documentElement.dataset.call = String(call);
+}
+
+let timer = null;
+play.addEventListener("click", () => {
+  clearInterval(timer);
+  timer = timer !== null ? null : setInterval(() => {
+    tick.value = Number(tick.value) >= last ? 0 : Number(tick.value) + 1;
+    moveToCall();
+  }, 60);
+  play.textContent = timer === null ? "play" : "stop";
+});
+tick.addEventListener("input", moveToCall);
 document.getElementById("search").addEventListener("input", search);
 document.getElementById("closer").addEventListener("click", () => views.forEach((view) => view.zoom(0.6)));
 document.getElementById("wider").addEventListener("click", () => views.forEach((view) => view.zoom(1 / 0.6)));
@@ -173,5 +201,10 @@ views.forEach(listen);
 for (const view of views) {
   view.measure();
   view.draw();
+}
+document.getElementById("clock").hidden = last < 0;
+if (last >= 0) {
+  tick.max = last;
+  moveToCall();
 }
 document.documentElement.dataset.drawn = String(views.reduce((sum, view) => sum + view.map.rectangles.length, 0));

@@ -9,11 +9,11 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
-from jaxckpt.hlo import Buffer, MemoryMap, Space, Use
+from jaxckpt.hlo import Buffer, MemoryMap, Part, Space, Use
 from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
 from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layouts
 
@@ -21,8 +21,37 @@ _LARGEST_AT_PEAK = 40
 _NAMED_OF_FOLDED = 4
 _PLACEHOLDER = re.compile(r"\{\{(title|style|data|scene|panels|controls)\}\}")
 
-Figures = Iterable[tuple[str, int | str]]
+MapFigures = Iterable[tuple[str, int | str]]
 """Labels, each with bytes or a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageWords:
+    """Words of a page for what its maps are made of."""
+
+    clock: str = "kernel"
+    time_axis: str = "kernels in the order of the schedule"
+    layers: str = "Layers"
+    kernels: str = "Kernels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageState:
+    """Counters at one execution of a simulated run.
+
+    Attributes:
+      tick: The call that is executed. Runs of one program have these in common: the page's slider goes over them.
+      free_bytes: Of the memory.
+      piece_bytes: Of these in the largest piece.
+      repeated: Executions so far of calls that were executed before.
+      refused: Requests so far that no free piece could serve.
+    """
+
+    tick: int
+    free_bytes: int
+    piece_bytes: int
+    repeated: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +62,16 @@ class PageMap:
       picture: Of `layouts`, one call for all maps of the page.
       name: Heading of the map; "" where it is the only one.
       figures: Above the map.
+      states: Of a simulated run, for each of its executions; empty for a compiled program.
     """
 
     picture: Picture
     name: str = ""
-    figures: Figures = ()
+    figures: MapFigures = ()
+    states: Sequence[PageState] = ()
+
+
+_WORDS = PageWords()
 
 
 def memory_page(
@@ -68,7 +102,7 @@ def memory_page(
     return map_page(maps, title=program if title is None else title)
 
 
-def map_page(maps: Sequence[PageMap], *, title: str) -> str:
+def map_page(maps: Sequence[PageMap], *, title: str, words: PageWords = _WORDS) -> str:
     """A page of maps, as text."""
     parts = {
         "title": html.escape(plain_text(title)),
@@ -76,12 +110,12 @@ def map_page(maps: Sequence[PageMap], *, title: str) -> str:
         "scene": _template("scene.js"),
         "panels": _template("panels.js"),
         "controls": _template("controls.js"),
-        "data": embedded_json(page_data(maps)),
+        "data": embedded_json(page_data(maps, words)),
     }
     return _PLACEHOLDER.sub(lambda match: parts[match[1]], _template("page.html"))
 
 
-def page_data(maps: Sequence[PageMap]) -> dict[str, Any]:
+def page_data(maps: Sequence[PageMap], words: PageWords = _WORDS) -> dict[str, Any]:
     """Data that the page's script draws.
 
     Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
@@ -91,9 +125,7 @@ def page_data(maps: Sequence[PageMap]) -> dict[str, Any]:
         "first_key": maps[0].picture.first_key if maps else KEYS[0],
         "groups": {key: _groups(maps[0].picture.groups[key]) if maps else [] for key in KEYS},
         "maps": [_map_data(each, texts) for each in maps],
-        "clock": "kernel",
-        "time_axis": "kernels in the order of the schedule",
-        "titles": {},
+        "words": asdict(words),
     }
     return data | {"texts": [plain_text(text)[:400] for text in texts]}
 
@@ -116,6 +148,7 @@ def _map_data(shown: PageMap, texts: "_Texts") -> dict[str, Any]:
         "phases": [[s.start, s.stop, s.label] for s in picture.phases],
         "largest": _largest(picture, texts),
         "largest_of": len(memory.alive_at(memory.peak)),
+        "states": [[s.tick, s.free_bytes, s.piece_bytes, s.repeated, s.refused] for s in shown.states],
     }
 
 
@@ -163,13 +196,14 @@ def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[A
 
 
 def _buffer(buffer: Buffer, texts: _Texts) -> list[int]:
-    array = described(buffer.dtype, buffer.shape)
+    array = described(buffer.dtype, buffer.shape) if buffer.dtype else ""
     return [texts[text] for text in (buffer.name, buffer.op, buffer.scope, array, buffer.source)]
 
 
 def _kernel(memory: MemoryMap, at: int, texts: _Texts) -> list[int]:
     kernel = memory.kernels[at]
-    return [texts[text] for text in (kernel.name, kernel.op, kernel.scope, kernel.part.value, kernel.source)]
+    part = "" if kernel.part is Part.UNKNOWN else kernel.part.value
+    return [texts[text] for text in (kernel.name, kernel.op, kernel.scope, part, kernel.source)]
 
 
 def _differences(values: Sequence[int]) -> list[int]:
@@ -186,8 +220,8 @@ def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
     ]
 
 
-def _figures(memory: MemoryMap, total_bytes: int | None) -> Figures:
-    """Figures above a map."""
+def _figures(memory: MemoryMap, total_bytes: int | None) -> MapFigures:
+    """MapFigures above a map."""
     device = (a for a in memory.allocations if a.space is Space.DEVICE and a.use is not Use.LOCAL)
     yield "total on the device", sum(a.size_bytes for a in device) if total_bytes is None else total_bytes
     yield "temporaries alive at the peak", memory.peak_bytes

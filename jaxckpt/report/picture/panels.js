@@ -1,6 +1,6 @@
 // What stands in words around the pictures: the tip at the pointer, the chosen buffer, legend, figures and tables.
 
-const TITLES = { layer: "Layers", role: "Roles", part: "Parts of the step", line: "Lines of code", ...data.titles };
+const TITLES = { layer: data.words.layers, role: "Roles", part: "Parts of the step", line: "Lines of code" };
 
 function showTip(view, px, py) {
   const { tip, hover, box } = view;
@@ -14,7 +14,7 @@ function showTip(view, px, py) {
   tip.style.top = `${Math.max(0, Math.min(py + 14, box.height - height))}px`;
 }
 
-const lifetime = (each) => `${data.clock}s ${each[START]} to ${each[STOP] - 1}`;
+const lifetime = (each) => `${data.words.clock}s ${each[START]} to ${each[STOP] - 1}`;
 const isTold = (key) => data.groups[key].length > 1; // a key of one group tells nothing
 const kinds = (each) => ["role", "part"].filter(isTold).map((key) => groupOf(each, key).label).join(", ");
 
@@ -34,7 +34,7 @@ function tipOfRectangle(tip, each) {
 
 function tipOfKernel(view, index, inCurve) {
   const [, , at, name, op, scope, part, source] = view.map.samples[index], { tip } = view;
-  tip.append(make("b", `${data.clock} ${at}: ${text(name)}`));
+  tip.append(make("b", `${data.words.clock} ${at}: ${text(name)}`));
   tip.append(make("div", [text(op), text(part)].filter(Boolean).join(", "), "strong"));
   if (text(scope)) tip.append(make("div", text(scope)));
   if (text(source)) tip.append(make("div", text(source)));
@@ -67,7 +67,7 @@ function showDetails() {
   panel.setAttribute("aria-live", state.pinned ? "polite" : "off"); // a pointer passing by is not read out
   panel.replaceChildren();
   if (!chosen) {
-    panel.append(make("p", "Point at a rectangle to see which buffer it is, which layer and which line of code. Click to keep it here."));
+    panel.append(make("p", "Point at a rectangle to see what it is and where it comes from. Click to keep it here."));
     return;
   }
   const each = chosen.view.map.rectangles[chosen.index];
@@ -141,13 +141,15 @@ function fillMap(view) { // heading, figures and problems above a map
   const problems = make("ul", undefined, "problems");
   for (const problem of map.problems) problems.append(make("li", problem));
   problems.hidden = !map.problems.length;
-  section.append(list, problems, view.plot);
+  section.append(list, problems);
+  if (map.states.length) section.append(view.words);
+  section.append(view.plot);
   document.getElementById("maps").append(section);
 }
 
 function fillTable(view) {
   const { map } = view, section = make("section", undefined, "peak"), share = (size) => `${((100 * size) / Math.max(map.peak.bytes, 1)).toFixed(1)}%`;
-  const where = `${map.name ? `${map.name}, ` : ""}${data.clock} ${map.peak.at}`;
+  const where = `${map.name ? `${map.name}, ` : ""}${data.words.clock} ${map.peak.at}`;
   section.append(make("h2", `The largest buffers alive at the peak (${where})`));
   section.append(document.getElementById("table").content.cloneNode(true));
   const body = section.querySelector("tbody");
@@ -173,7 +175,7 @@ function fillTable(view) {
     section.querySelector("table").append(foot);
   }
   view.table = section;
-  document.getElementById("tables").append(section);
+  if (!map.states.length) document.getElementById("tables").append(section); // a run always fills its memory
 }
 
 function fillLegend() {
@@ -182,9 +184,11 @@ function fillLegend() {
   if (views.length > 1) panel.append(row(null, "", ...views.map((view) => view.map.name)));
   for (const members of entries(data.groups[state.color])) panel.append(members.length > 1 ? family(members) : single(members[0]));
   panel.append(make("p", "Bytes alive at the peak. Click one to see it alone."));
-  panel.append(make("h2", `${data.titles.kernels || "Kernels"} (band below the map)`));
+  panel.append(make("h2", `${data.words.kernels} (band below the map)`));
   const parts = new Map(data.maps.flatMap((map) => map.parts).map(([, , shade, name]) => [name, shade]));
   for (const [label, colour] of parts) panel.append(row(colour, label));
+  const refused = data.maps.some(({ states }) => states.some((state) => state[REFUSED]));
+  if (refused) panel.append(make("h2", "Marks above the map"), row(ink.peak, "a request that no free piece could serve"));
 }
 
 function entries(groups) { // topmost first; members of a family together

@@ -5,6 +5,7 @@ const KEYS = { layer: 4, role: 5, part: 6, line: 7 }; // where a rectangle keeps
 const [START, STOP, LOW, HIGH] = [0, 1, 2, 3];
 const [SIZE, AT_PEAK, COUNT, NAME, OP, SCOPE, ARRAY, SOURCE] = [8, 9, 10, 11, 12, 13, 14, 15]; // of several, NAME is a list
 const FRAME = 19; // the innermost frame of its Python stack, -1 where unknown
+const [TICK, FREE, PIECE, REPEATED, REFUSED] = [0, 1, 2, 3, 4]; // fields of a state
 const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const FONT = "12px system-ui, 'DejaVu Sans', sans-serif";
 const TITLE = 22; // pixels at the left edge for the titles of the axes; ticks stand to the right of them
@@ -107,6 +108,9 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
     this.tip = make("div", undefined, "tip");
     this.tip.hidden = true;
     this.plot.append(this.base, this.over, this.tip);
+    this.words = make("p", undefined, "state"); // what is counted where the slider is
+    this.reached = new Map(); // for each call its first execution
+    map.states.forEach((state, at) => this.reached.has(state[TICK]) || this.reached.set(state[TICK], at));
   }
 
   measure() {
@@ -178,7 +182,8 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
   nameRectangle(c, each, left, up, wide, tall) {
     const name = text(each[NAME]), scope = text(each[SCOPE]), array = text(each[ARRAY]);
     const from = Math.max(left, this.box.left), room = Math.min(left + wide, this.box.right) - from - 12;
-    const wanted = [`${scope || name}  ${array}  ${bytes(each[SIZE])}`, `${scope || name}`, array];
+    const called = this.map.states.length ? name : scope || name;
+    const wanted = [[called, array, bytes(each[SIZE])].filter(Boolean).join("  "), called, array];
     c.font = `${Math.min(11, tall - 2)}px system-ui, 'DejaVu Sans', sans-serif`;
     const fits = wanted.find((words) => words && c.measureText(words).width < room);
     if (!fits) return;
@@ -198,6 +203,10 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
       if (right - left > c.measureText(label).width + 10) c.fillText(label, (left + right) / 2, box.top - 6);
       if (start > 0) line(c, this.x(start), box.top - 16, this.x(start), box.bottom, ink.line, [2, 3]);
     }
+    c.fillStyle = ink.peak; // requests that no free piece could serve
+    this.map.states.forEach((state, at, states) => {
+      if (state[REFUSED] > (at ? states[at - 1][REFUSED] : 0)) c.fillRect(this.x(at), box.top - 8, Math.max(1, this.x(at + 1) - this.x(at)), 5);
+    });
   }
 
   drawRibbon(c) {
@@ -250,7 +259,7 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
     c.lineTo(at, box.top);
     c.fill();
     if (at < box.left || at > box.right) return;
-    const words = `peak ${bytes(map.peak.bytes)} at ${data.clock} ${map.peak.at}`;
+    const words = `peak ${bytes(map.peak.bytes)} at ${data.words.clock} ${map.peak.at}`;
     c.font = `600 ${FONT}`;
     const wide = c.measureText(words).width, right = at + 12 + wide < box.right;
     c.textAlign = "left";
@@ -263,6 +272,7 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
 
   callOut(c) { // the largest buffers at the peak, named beside it where they are too narrow for their names
     const { map, box } = this, peak = this.x(map.peak.at);
+    if (map.states.length) return; // a run fills its memory with any values
     const chosen = [...new Set(map.largest.map(([index]) => index))].map((index) => map.rectangles[index]);
     const taken = { left: [], right: [] };
     for (const each of chosen.filter((one) => one[COUNT] === 1 && one[AT_PEAK] > 0.04 * map.peak.bytes).slice(0, 5)) {
@@ -310,7 +320,7 @@ class View { // one map: its canvases, its stretch of time, and what the pointer
       line(c, this.x(at), box.bottom, this.x(at), box.bottom + 4, ink.line);
       c.fillText(at.toLocaleString("en"), this.x(at), box.bottom + 7);
     }
-    c.fillText(data.time_axis, (box.left + box.right) / 2, box.bottom + 24);
+    c.fillText(data.words.time_axis, (box.left + box.right) / 2, box.bottom + 24);
   }
 
   drawOver() {
