@@ -19,7 +19,7 @@ from jaxckpt.hlo.host_copies import HostCopies
 from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Space, Use, backward_position
-from jaxckpt.hlo.origin import Provenances, stack_frames
+from jaxckpt.hlo.origin import Provenance, Provenances, stack_frames
 from jaxckpt.hlo.program import HloProgram, ValueId
 from jaxckpt.hlo.schema import (
     HOST_SPACE,
@@ -147,15 +147,13 @@ class _MemoryReader:
         self.live_ranges, self.disorder = self._simulated_live_ranges()
         self.kernels = tuple(map(self._kernel, self.program.kernels))
         self.backward = backward_position(self.kernels)
-        self.frames: dict[int, int] = {}  # for each buffer XLA's number of its stack frame
 
     def memory(self) -> MemoryMap:
         allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
-        placed = tuple(self._buffers(allocations))
+        numbered = tuple(self._buffers(allocations))
+        placed, numbers = tuple(buffer for buffer, _ in numbered), [number for _, number in numbered]
         kept = placed if self.assignment.heap_simulator_traces else tuple(_handed_over(placed))
-        frames, frame_of = stack_frames(
-            self.program.module.stack_frame_index, [self.frames[buffer.id] for buffer in kept]
-        )
+        frames, frame_of = stack_frames(self.program.module.stack_frame_index, [numbers[buffer.id] for buffer in kept])
         buffers = tuple(replace(buffer, id=number) for number, buffer in enumerate(kept))
         return MemoryMap(
             program=self.program.module.name,
@@ -194,14 +192,15 @@ class _MemoryReader:
         )
         return with_cost(kernel, self.program, id_)
 
-    def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
+    def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[tuple[Buffer, int]]:
+        """Buffers, numbered in order, with XLA's numbers of the stack frames of their code."""
         logits = logits_elements(self.program, self.provenances)
         number = 0
         for allocation, message in zip(allocations, self.assignment.buffer_allocations, strict=True):
             for assigned in message.assigned:
                 made = self._buffer(number, allocation, message, assigned, logits)
                 if made is not None:
-                    yield made
+                    yield made, self._provenance(assigned).frame
                     number += 1
 
     def _buffer(
@@ -216,9 +215,8 @@ class _MemoryReader:
         is_argument = allocation.use is Use.ARGUMENT
         if is_argument and self.program.instructions[id_].opcode != "parameter":
             return None  # a result that takes over an argument: the argument's own buffer says it all
-        provenance = self.provenances.inside(id_, self.program.defining(value))
+        provenance = self._provenance(assigned)
         readers, is_returned = self.readers(value)
-        self.frames[number] = provenance.frame
         return Buffer(
             id=number,
             size_bytes=assigned.size,
@@ -244,6 +242,10 @@ class _MemoryReader:
             count=self.program.count.get(id_, 1),
             **shared_fields(provenance, Buffer),
         )
+
+    def _provenance(self, assigned: Message) -> Provenance:
+        value = self.values[assigned.logical_buffer_id]
+        return self.provenances.inside(value[0], self.program.defining(value))
 
     def _path(self, allocation: Message) -> str:
         """The path of the leaf that an argument's allocation is; XLA's own name where no paths were given."""

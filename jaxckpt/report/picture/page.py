@@ -6,7 +6,6 @@ below one another, with equal scales of bytes, equal colours and one legend.
 """
 
 import html
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from jaxckpt.hlo import Buffer, MemoryMap, Part, Space, Use
+from jaxckpt.report.embedded_data import embedded_json
 from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
 from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layouts
 
@@ -150,17 +150,6 @@ def _map_data(shown: PageMap, texts: "_Texts") -> dict[str, Any]:
         "largest_of": len(memory.alive_at(memory.peak)),
         "states": [[s.tick, s.free_bytes, s.piece_bytes, s.repeated, s.refused] for s in shown.states],
     }
-
-
-def embedded_json(data: Any) -> str:
-    r"""JSON that may stand in an HTML script element.
-
-    Example:
-      >>> embedded_json("</script>")
-      '"\\u003c/script\\u003e"'
-    """
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 class _Texts(dict[str, int]):
