@@ -232,7 +232,7 @@ def stack_frames(index: Message, innermost: Sequence[int]) -> tuple[tuple[Frame,
     frames, position = list[Frame](), {0: -1}
     for frame in innermost:
         chain = []
-        while frame not in position and frame not in chain and frame <= len(index.stack_frames):
+        while frame not in position and frame not in chain and 0 < frame <= len(index.stack_frames):
             chain.append(frame)
             frame = index.stack_frames[frame - 1].parent_frame_id
         for number in reversed(chain):

@@ -247,7 +247,7 @@ def _draw_legends(figure: "Figure", picture: Picture, key: ColourKey) -> None:
     for members in reversed(families.values()):
         groups, shades = zip(*members, strict=True)
         label = f"{groups[0].label} to {groups[-1].label}" if len(groups) > 1 else groups[0].label
-        entries.append((label, shades))
+        entries.append((_ending(label) if key == "line" else _short(label), shades))
     shown, rest = entries[:_MOST_LEGEND], len(entries) - _MOST_LEGEND
     if rest > 0:
         shown.append((f"and {rest} more", ("white",)))
@@ -273,7 +273,7 @@ def _add_legend(figure: "Figure", corner: _Corner, title: str, entries: Sequence
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set(parse_math=False, text=plain_text(_short(label)), fontsize=9, color=_INK)
+        text.set(parse_math=False, text=plain_text(label), fontsize=9, color=_INK)
 
 
 def _draw_title(figure: "Figure", memory: MemoryMap, title: str | None) -> None:
@@ -293,3 +293,7 @@ def _write(on: Any, x: float, y: float, text: str, **how: Any) -> None:
 
 def _short(text: str, most: int = 24) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _ending(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else f"…{text[1 - most :]}"

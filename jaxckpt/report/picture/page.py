@@ -78,21 +78,21 @@ def memory_page(
     memories: MemoryMap | Mapping[str, MemoryMap],
     *,
     title: str | None = None,
-    total_bytes: Mapping[str, int] | int | None = None,
+    total_bytes: Mapping[str, int] | None = None,
 ) -> str:
     """An interactive page that shows where the temporaries of a step are, or of several by name.
 
     Args:
       memories: What is drawn.
       title: Heading of the page; the first program's name if None.
-      total_bytes: Total of each map, a footprint's; that of all its allocations if None. A footprint may add the bytes
-        of the program's code.
+      total_bytes: By name the totals of footprints, which may include the program's code; the total of a map that is
+        not named is that of its allocations.
 
     Returns:
       HTML. Its size is bounded whatever the program's, and below 1 MB for most.
     """
     named = {"": memories} if isinstance(memories, MemoryMap) else dict(memories)
-    totals = total_bytes if isinstance(total_bytes, Mapping) else {"": total_bytes}
+    totals = total_bytes or {}
     pictures = layouts(tuple(named.values()), width=2400, height=900, points=1500)
     maps = [
         PageMap(picture=picture, name=name, figures=_figures(picture.memory, totals.get(name)))
