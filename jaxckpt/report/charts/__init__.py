@@ -4,7 +4,7 @@
 its source map. A report carries the library in itself, once, and only where the report has a picture: nothing is
 fetched. Where no script runs, as in a notebook that is not trusted, a canvas is empty; its points are text inside it.
 
-Read after `tree`.
+Read after `jaxckpt.report.tree`.
 """
 
 import hashlib
