@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxckpt._errors import StepReferenceError
+from jaxckpt._errors import ReportFileError, StepReferenceError
 from jaxckpt.cli.console import All, Json, Page, Shell, TargetName, compiled_target
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def compare(
     target: TargetName = "h200",
     depth: Annotated[int | None, typer.Option(min=1, help="Leave out scopes below this depth.")] = None,
     html: Page = None,
+    maps: Annotated[Path | None, typer.Option(help="Where to write the memory maps of all versions, one page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Where to write all figures, one in each row.")] = None,
     everything: All = False,
     json: Json = False,
@@ -31,13 +32,24 @@ def compare(
     named = _named(versions)
     from jaxckpt.comparison import compare as compare_versions
     from jaxckpt.report import comparison_data, comparison_report, save_text, to_csv
+    from jaxckpt.report.picture import draw
 
-    shell = Shell(html, csv, json=json)
+    shell = Shell(html, maps, csv, json=json)
+    if maps is not None and maps.suffix.lower() != ".html":
+        raise ReportFileError(
+            f"jaxckpt compare: memory maps of several versions are no {str(maps)!r}.",
+            got=maps.suffix or "no suffix",
+            needed=".html",
+            advice=f"--maps {maps.with_suffix('.html')}",
+            path=maps,
+        )
     if not all(Path(word).exists() for word in named.values()):
         compiled_target(target)
     with shell.progress() as say:
         read = {name: _version(word) for name, word in named.items()}
         comparison = compare_versions(read, target=target, progress=say)
+    if maps is not None:
+        draw(comparison, maps)
     if csv is not None:
         save_text(to_csv(comparison), csv)
     report, title = comparison_report(comparison, depth=depth), f"jaxckpt compare {' '.join(versions)}"

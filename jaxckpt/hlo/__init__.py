@@ -9,6 +9,7 @@ estimate, and the overlap of copies with kernels).
 from jaxckpt.hlo.memory import (
     Allocation as Allocation,
     Buffer as Buffer,
+    Frame as Frame,
     Kernel as Kernel,
     MemoryMap as MemoryMap,
     Part as Part,

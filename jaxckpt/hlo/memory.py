@@ -164,6 +164,21 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of a Python stack.
+
+    Attributes:
+      function: Its name, "" where unknown.
+      source: "file.py:line".
+      caller: Position of the calling frame in `MemoryMap.frames`, before its own; -1 where there is none.
+    """
+
+    function: str
+    source: str
+    caller: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """A contiguous piece of memory that XLA asks for, by XLA's number; donated if a result takes over an argument."""
 
@@ -222,6 +237,8 @@ class MemoryMap:
       kernels: In the order in which they are scheduled; bodies of loops stand where the loop is.
       problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
       transfers: Copies between device and host, in the order in which they are started.
+      frames: Of the Python stacks of all buffers; empty where the program has none, and in files of older versions.
+      frame_of: For each buffer the position of its innermost frame, -1 where unknown; see `stack`.
     """
 
     program: str
@@ -230,6 +247,8 @@ class MemoryMap:
     allocations: Annotated[tuple[Allocation, ...], COLUMNS]
     problems: tuple[str, ...] = ()
     transfers: Annotated[tuple[Transfer, ...], COLUMNS] = ()
+    frames: Annotated[tuple[Frame, ...], COLUMNS] = ()
+    frame_of: tuple[int, ...] = ()
 
     @cached_property
     def by_index(self) -> dict[int, Allocation]:
@@ -290,6 +309,14 @@ class MemoryMap:
         """Temporaries alive while a kernel runs, largest first."""
         alive = (b for b in self.temporaries if b.born <= position <= b.dies)
         return tuple(sorted(alive, key=lambda b: (-b.size_bytes, b.id)))
+
+    def stack(self, buffer: Buffer) -> tuple[Frame, ...]:
+        """The Python stack of the code that a buffer came from, innermost frame first; empty where unknown."""
+        at, stack = self.frame_of[buffer.id] if buffer.id < len(self.frame_of) else -1, list[Frame]()
+        while at >= 0:
+            stack.append(self.frames[at])
+            at = self.frames[at].caller
+        return tuple(stack)
 
     def held(self) -> tuple[Buffer, ...]:
         """Temporaries of the forward pass that are alive where the backward begins, largest first."""
@@ -396,6 +423,12 @@ def _problems(memory: MemoryMap) -> Iterator[str]:
     """Positions, numbers and allocations that do not exist, a sentence each."""
     if [b.id for b in memory.buffers] != list(range(len(memory.buffers))):
         yield "buffers that are not numbered in order"
+    if any(not -1 <= frame.caller < at for at, frame in enumerate(memory.frames)):
+        yield "a frame that is called by none before it"
+    if memory.frame_of and len(memory.frame_of) != len(memory.buffers):
+        yield f"{len(memory.frame_of)} stacks of {len(memory.buffers)} buffers"
+    if any(not -1 <= at < len(memory.frames) for at in memory.frame_of):
+        yield "a stack whose frame does not exist"
     last = max(0, len(memory.kernels) - 1)
     if any(not 0 <= t.starts <= min(t.ends, last) or t.ends > last + 1 for t in memory.transfers):
         yield "copies that end before they start, or behind the last kernel"

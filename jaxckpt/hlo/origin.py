@@ -13,13 +13,13 @@ Read after `program`.
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxckpt.hlo.memory import AFTER_FORWARD, Part
+from jaxckpt.hlo.memory import AFTER_FORWARD, Frame, Part
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Instruction
+from jaxckpt.hlo.schema import Instruction, Message
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks, is_recomputed, path_of_marks
 
 _WRAPPED = re.compile(r"([A-Za-z_0-9]+)\((.*)\)", re.DOTALL)
@@ -109,12 +109,16 @@ def _marks(token: str) -> Iterator[tuple[str, bool]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where an instruction came from; `Part.UNKNOWN` where nothing around it says so."""
+    """Where an instruction came from; `Part.UNKNOWN` where nothing around it says so.
+
+    `frame` is XLA's number of the stack frame of `source`, 0 where there is none.
+    """
 
     scope: str = ""
     op: str = ""
     part: Part = Part.UNKNOWN
     source: str = ""
+    frame: int = 0
 
 
 class Provenances:
@@ -149,12 +153,13 @@ class Provenances:
         origin = self._origins.get(defining.id)
         if origin is None or defining.id == id_:
             return around
-        part = origin.part(self._depth)
+        part, source = origin.part(self._depth), self._source(defining)
         return Provenance(
             scope=origin.scope,
             op=origin.op,
             part=self._parts[id_] if part is None else part,
-            source=self._source(defining) or around.source,
+            source=source or around.source,
+            frame=defining.metadata.stack_frame_id if source else around.frame,
         )
 
     def _correct_unmarked(self) -> None:
@@ -197,7 +202,13 @@ class Provenances:
         origin, instruction = self._origin(id_), self._program.instructions[id_]
         if origin is None:
             return self._first_known(instruction.operand_ids)
-        return Provenance(scope=origin.scope, op=origin.op, part=self._parts[id_], source=self._source(instruction))
+        return Provenance(
+            scope=origin.scope,
+            op=origin.op,
+            part=self._parts[id_],
+            source=self._source(instruction),
+            frame=instruction.metadata.stack_frame_id,
+        )
 
     def _first_known(self, ids: Iterable[int]) -> Provenance:
         known = (self._found[id_] for id_ in ids if id_ in self._found)
@@ -213,8 +224,28 @@ class Provenances:
     def _frames(self) -> dict[int, str]:
         """For each stack frame "file:line"; numbers in the index count from 1."""
         index = self._program.module.stack_frame_index
-        frames = {}
-        for number, frame in enumerate(index.stack_frames, 1):
-            location = index.file_locations[frame.file_location_id - 1]
-            frames[number] = f"{index.file_names[location.file_name_id - 1]}:{location.line}"
-        return frames
+        return {number: _location(index, frame)[1] for number, frame in enumerate(index.stack_frames, 1)}
+
+
+def stack_frames(index: Message, innermost: Sequence[int]) -> tuple[tuple[Frame, ...], tuple[int, ...]]:
+    """The stacks above frames by XLA's numbers: all frames of these, callers first, and the position of each one."""
+    frames, position = list[Frame](), {0: -1}
+    for frame in innermost:
+        chain = []
+        while frame not in position and frame not in chain and 0 < frame <= len(index.stack_frames):
+            chain.append(frame)
+            frame = index.stack_frames[frame - 1].parent_frame_id
+        for number in reversed(chain):
+            function, source = _location(index, index.stack_frames[number - 1])
+            caller = position.get(index.stack_frames[number - 1].parent_frame_id, -1)
+            position[number] = len(frames)
+            frames.append(Frame(function=function, source=source, caller=caller))
+    return tuple(frames), tuple(position.get(frame, -1) for frame in innermost)
+
+
+def _location(index: Message, frame: Message) -> tuple[str, str]:
+    """The function of a frame, and "file:line"."""
+    location = index.file_locations[frame.file_location_id - 1]
+    has_name = 0 < location.function_name_id <= len(index.function_names)
+    function = index.function_names[location.function_name_id - 1] if has_name else ""
+    return function, f"{index.file_names[location.file_name_id - 1]}:{location.line}"

@@ -6,11 +6,12 @@ Read after `memory`, `program`, `origin`, `live_ranges`, `buffer_roles`, `instru
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
 from jaxckpt._errors import HloError
+from jaxckpt._records import shared_fields
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
 from jaxckpt.hlo.buffer_roles import logits_elements, role_of, use_of
@@ -18,7 +19,7 @@ from jaxckpt.hlo.host_copies import HostCopies
 from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Space, Use, backward_position
-from jaxckpt.hlo.origin import Provenances
+from jaxckpt.hlo.origin import Provenance, Provenances, stack_frames
 from jaxckpt.hlo.program import HloProgram, ValueId
 from jaxckpt.hlo.schema import (
     HOST_SPACE,
@@ -149,9 +150,11 @@ class _MemoryReader:
 
     def memory(self) -> MemoryMap:
         allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
-        buffers = tuple(self._buffers(allocations))
-        if not self.assignment.heap_simulator_traces:
-            buffers = tuple(_handed_over(buffers))
+        numbered = tuple(self._buffers(allocations))
+        placed, numbers = tuple(buffer for buffer, _ in numbered), [number for _, number in numbered]
+        kept = placed if self.assignment.heap_simulator_traces else tuple(_handed_over(placed))
+        frames, frame_of = stack_frames(self.program.module.stack_frame_index, [numbers[buffer.id] for buffer in kept])
+        buffers = tuple(replace(buffer, id=number) for number, buffer in enumerate(kept))
         return MemoryMap(
             program=self.program.module.name,
             kernels=self.kernels,
@@ -159,6 +162,8 @@ class _MemoryReader:
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
             transfers=tuple(filter(None, map(self.host_copies.of, self.program.kernels))),
+            frames=frames,
+            frame_of=frame_of,
         )
 
     def _allocation(self, allocation: Message) -> Allocation:
@@ -183,18 +188,19 @@ class _MemoryReader:
             count=self.program.count[id_],
             is_copy=self.host_copies.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
-            **asdict(self.provenances.of(id_)),
+            **shared_fields(self.provenances.of(id_), Kernel),
         )
         return with_cost(kernel, self.program, id_)
 
-    def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
+    def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[tuple[Buffer, int]]:
+        """Buffers, numbered in order, with XLA's numbers of the stack frames of their code."""
         logits = logits_elements(self.program, self.provenances)
         number = 0
         for allocation, message in zip(allocations, self.assignment.buffer_allocations, strict=True):
             for assigned in message.assigned:
                 made = self._buffer(number, allocation, message, assigned, logits)
                 if made is not None:
-                    yield made
+                    yield made, self._provenance(assigned).frame
                     number += 1
 
     def _buffer(
@@ -209,7 +215,7 @@ class _MemoryReader:
         is_argument = allocation.use is Use.ARGUMENT
         if is_argument and self.program.instructions[id_].opcode != "parameter":
             return None  # a result that takes over an argument: the argument's own buffer says it all
-        provenance = self.provenances.inside(id_, self.program.defining(value))
+        provenance = self._provenance(assigned)
         readers, is_returned = self.readers(value)
         return Buffer(
             id=number,
@@ -234,8 +240,12 @@ class _MemoryReader:
                 is_after_forward=self.program.position.get(id_, 0) >= self.backward,
             ),
             count=self.program.count.get(id_, 1),
-            **asdict(provenance),
+            **shared_fields(provenance, Buffer),
         )
+
+    def _provenance(self, assigned: Message) -> Provenance:
+        value = self.values[assigned.logical_buffer_id]
+        return self.provenances.inside(value[0], self.program.defining(value))
 
     def _path(self, allocation: Message) -> str:
         """The path of the leaf that an argument's allocation is; XLA's own name where no paths were given."""
@@ -311,8 +321,7 @@ def _handed_over(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
             dies[a.id] = b.born - 1
         else:
             dropped.add(min(a, b, key=lambda buffer: buffer.size_bytes).id)
-    kept = [buffer for buffer in buffers if buffer.id not in dropped]
-    return (replace(buffer, id=number, dies=dies[buffer.id]) for number, buffer in enumerate(kept))
+    return (replace(buffer, dies=dies[buffer.id]) for buffer in buffers if buffer.id not in dropped)
 
 
 def _share_addresses(a: Buffer, b: Buffer) -> bool:

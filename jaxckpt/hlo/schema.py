@@ -56,10 +56,11 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "InstructionSequence": {"instruction_ids": (1, "int64*")},
     "HloScheduleEntry": {"key": (1, "int64"), "value": (2, "InstructionSequence")},
     "HloSchedule": {"sequences": (1, "HloScheduleEntry*")},
-    "FileLocation": {"file_name_id": (1, "int32"), "line": (3, "int32")},
-    "StackFrame": {"file_location_id": (1, "int32")},
+    "FileLocation": {"file_name_id": (1, "int32"), "function_name_id": (2, "int32"), "line": (3, "int32")},
+    "StackFrame": {"file_location_id": (1, "int32"), "parent_frame_id": (2, "int32")},
     "StackFrameIndex": {
         "file_names": (1, "string*"),
+        "function_names": (2, "string*"),
         "file_locations": (3, "FileLocation*"),
         "stack_frames": (4, "StackFrame*"),
     },
@@ -176,6 +177,8 @@ Message: TypeAlias = Any
 _CLASSES = _classes()
 Hlo: Any = _CLASSES["Hlo"]
 """`xla.HloProto`: a module with the buffers that were assigned for it."""
+StackFrameIndex: Any = _CLASSES["StackFrameIndex"]
+"""`xla.StackFrameIndexProto`."""
 HloModule: Any = _CLASSES["HloModule"]
 """`xla.HloModuleProto`."""
 

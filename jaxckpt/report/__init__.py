@@ -1,7 +1,7 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
-Read in this order: `tree` (what a report is), `text`, `html` and `svg` (how it is drawn), `rows` (what tables have in
-common), then one builder a file: `plan`, `machines`, `memory`, `comparison`, `checks`, `oom`, `search`;
+Read in this order: `tree` (what a report is), `text`, `charts` and `html` (how it is drawn), `rows` (what tables have
+in common), then one builder a file: `plan`, `machines`, `memory`, `comparison`, `checks`, `oom`, `search`;
 `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
 """
 

@@ -1,9 +1,9 @@
 """Reports as HTML that stands alone: compact first, unfolding to everything, light and dark.
 
-No script, nothing fetched: unfolding is `<details>`, pictures are SVG in their place. Colours are those of the page
-around it, at less strength, so that a notebook's light and dark themes both fit. All rules of `html.css` begin with our
-own class, twice: nothing of the page around changes, and a notebook's rules for tables do not win over ours. Every text
-of a report is escaped.
+Nothing is fetched. Unfolding is `<details>`; pictures are drawn by a script that the report carries in itself, and a
+report without pictures has no script. Colours are those of the page around it, at less strength, so that a notebook's
+light and dark themes both fit. All rules of `html.css` begin with our own class, twice: nothing of the page around
+changes, and a notebook's rules for tables do not win over ours. Every text of a report is escaped.
 
 Read after `tree`.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import require_place, write_to_place
 from jaxckpt._shown import Shown, report_builder
-from jaxckpt.report.svg import svg_lines
+from jaxckpt.report.charts import canvas_lines, charts_name, charts_script
 from jaxckpt.report.text import UNLIMITED, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
 
@@ -28,7 +28,12 @@ _UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd
 """Control characters and what is no character: HTML may not hold them, and files cannot."""
 
 _STYLE = files("jaxckpt.report").joinpath("html.css").read_text(encoding="utf-8")
-_PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { color-scheme: light dark }"
+_PAGE = (
+    ":root { color-scheme: light dark } body { margin: 0 auto; padding: 1.1rem 1.4rem 3rem; max-width: 120rem;"
+    " background: #ffffff; color: #1f2328 }"
+    " @media (prefers-color-scheme: dark) { body { background: #14161a; color: #e7e9ec } }"
+)
+"""The ground and the ink of the memory map's page."""
 
 
 def report_of(data: Any) -> Section:
@@ -54,7 +59,9 @@ def text_of(data: Any) -> str:
 def render_html(part: Element) -> str:
     """A report as a piece of HTML, one element with its style, for a notebook or another page."""
     inner = "".join(_lowered(part, 1))
-    return f'<div class="{_CLASS}"><style>{_STYLE}</style>{inner}</div>'
+    name = charts_name(part)
+    named = f' data-charts="{name}"' if name else ""
+    return f'<div class="{_CLASS}"{named}><style>{_STYLE}</style>{inner}{charts_script(part)}</div>'
 
 
 def render_page(part: Element, *, title: str = "jaxckpt") -> str:
@@ -95,7 +102,7 @@ def _lowered(part: Element, level: int) -> Iterator[str]:
             yield f"<p>{_escaped(part.text.strip())}</p>"
         case Scatter() | Chart():
             yield f"<figure><figcaption>{_escaped(part.title)}</figcaption>"
-            yield from svg_lines(part, escaped=_escaped)
+            yield from canvas_lines(part, escaped=_escaped)
             yield "</figure>"
 
 

@@ -78,7 +78,14 @@ def memory_time_scatter(x_heading: str, points: Iterable[tuple[str, int, float, 
         for name, total_bytes, step_s, on_frontier in points
     )
     title = "Estimated time against memory"
-    return Scatter(title=title, x_heading=x_heading, y_heading="estimated step", points=tuple(drawn))
+    return Scatter(
+        title=title,
+        x_heading=x_heading,
+        y_heading="estimated step",
+        points=tuple(drawn),
+        x_unit="bytes",
+        y_unit="seconds",
+    )
 
 
 def array_text(dtype: str, shape: Sequence[int], name: str | None = "") -> str:

@@ -77,12 +77,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """Points over two axes of which less is better, with the frontier of those that nothing beats both ways."""
+    """Points over two axes of which less is better, with the frontier of those that nothing beats both ways.
+
+    Units are "bytes", "seconds" or "": how ticks are written.
+    """
 
     title: str
     x_heading: str
     y_heading: str
     points: tuple[Point, ...]
+    x_unit: str = ""
+    y_unit: str = ""
 
     @property
     def frontier(self) -> tuple[Point, ...]:

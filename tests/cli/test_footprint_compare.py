@@ -48,6 +48,15 @@ def test_a_saved_footprint_is_shown_and_drawn_again(saved):
     assert "GPT" in (saved / "none.html").read_text()
 
 
+def test_compare_draws_the_maps_of_all_versions(saved, capfd):
+    shown = shell("compare", "before=none.json", "after=again.json.gz", "--maps", "both.html")
+    assert shown.exit_code == 0, shown.output
+    page = (saved / "both.html").read_text()
+    assert '"name":"before"' in page and '"name":"after"' in page
+    assert exit_code("compare", "no_such_module:make_step", "none.json", "--maps", "both.png") == 2
+    assert "--maps both.html" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("output", ["made.gif", "made", "no/made.html"])
 def test_an_unwritable_file_is_refused_before_user_code_loads(train, output, capfd):
     assert exit_code("footprint", "no_such_module:make_step", "-o", output) == 2

@@ -7,8 +7,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxckpt.compiler import footprint
-from jaxckpt.hlo import Part, Role, Space, Use, memory_from_hlo, reconcile
+from jaxckpt.hlo import Frame, Part, Role, Space, Use, memory_from_hlo, reconcile
+from jaxckpt.hlo.origin import stack_frames
 from jaxckpt.hlo.read import _overlaps
+from jaxckpt.hlo.schema import StackFrameIndex
 from tests.hlo.conftest import BATCH, STACKED, VOCABULARY, loss, params, scan_step
 
 MIB = 2**20
@@ -52,6 +54,40 @@ def test_every_temporary_is_attributed(made):
     temporaries = made.memory.temporaries
     unknown_bytes = sum(b.size_bytes for b in temporaries if b.part is Part.UNKNOWN)
     assert unknown_bytes <= 0.01 * sum(b.size_bytes for b in temporaries)
+
+
+def test_temporaries_have_the_python_stack_of_their_code(made):
+    memory = made.memory
+    stacks = {buffer: memory.stack(buffer) for buffer in memory.temporaries}
+    assert all(stack[0].source == buffer.source for buffer, stack in stacks.items() if stack)
+    told_bytes = sum(buffer.size_bytes for buffer, stack in stacks.items() if stack)
+    assert told_bytes >= 0.99 * sum(b.size_bytes for b in memory.temporaries)
+    calls = [[frame.function.rsplit(".")[-1] for frame in stack] for stack in stacks.values() if stack]
+    called = [functions for functions in calls if functions[0] == "block"]  # of recomputed ops JAX has no callers
+    assert any({"loss", "scan_loss"} & set(functions) for functions in called)
+    files = {frame.source.rpartition(":")[0] for frame in memory.stack(memory.temporaries[0])}
+    assert any(file.endswith("tests/hlo/conftest.py") for file in files)
+
+
+def test_frames_are_kept_once_and_a_stack_that_calls_itself_ends():
+    index = StackFrameIndex(
+        file_names=["a.py", "b.py"],
+        function_names=["outer", "inner"],
+        file_locations=[
+            {"file_name_id": 1, "function_name_id": 1, "line": 3},
+            {"file_name_id": 2, "function_name_id": 2, "line": 5},
+        ],
+        stack_frames=[
+            {"file_location_id": 1},
+            {"file_location_id": 2, "parent_frame_id": 1},
+            {"file_location_id": 2, "parent_frame_id": 4},
+            {"file_location_id": 1, "parent_frame_id": 3},
+        ],
+    )
+    frames, innermost = stack_frames(index, [2, 0, 1, 2, 99, 3])
+    assert frames[:2] == (Frame(function="outer", source="a.py:3"), Frame(function="inner", source="b.py:5", caller=0))
+    assert innermost == (1, -1, 0, 1, -1, 3) and len(frames) == 4
+    assert all(frame.caller < at for at, frame in enumerate(frames))
 
 
 def test_flops_are_those_of_the_products(plain_step):

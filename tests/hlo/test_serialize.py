@@ -28,6 +28,9 @@ def test_what_is_kept_comes_back_equal(scanned_step):
         (lambda plain: plain["buffers"]["allocation"].__setitem__(0, 10**9), "does not exist"),
         (lambda plain: plain["buffers"]["offset_bytes"].__setitem__(0, -1), "does not lie"),
         (lambda plain: plain.update(problems=[3]), "3"),
+        (lambda plain: plain["frames"]["caller"].__setitem__(0, 0), "called by none before"),
+        (lambda plain: plain["frame_of"].__setitem__(0, 10**9), "frame does not exist"),
+        (lambda plain: plain["frame_of"].pop(), "stacks of"),
     ],
 )
 def test_what_was_damaged_is_an_error_that_says_what(scanned_step, edit, said):

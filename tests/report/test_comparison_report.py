@@ -84,7 +84,7 @@ def test_a_comparison_of_totals_alone_shows_totals_alone():
 
 def test_the_page_draws_the_frontier_and_unfolds():
     html = render_html(comparison_report(comparison()))
-    assert "stroke-dasharray" in html
+    assert '"frontier":[["again",' in html
     assert "<details><summary>By scope</summary>" in html
     assert comparison()._repr_html_() == html
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -55,11 +56,19 @@ def test_equal_maps_give_equal_files(tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-@pytest.mark.parametrize("color", ["layer", "role", "part"])
+@pytest.mark.parametrize("color", ["layer", "role", "part", "line", None])
 def test_every_way_to_colour_names_its_groups(color, tmp_path):
     save_figure(blocks(3), tmp_path / "map.svg", color=color)
-    expected = {"layer": "block_0 to block_2", "role": "residual", "part": "forward"}[color]
-    assert expected in texts_of(tmp_path / "map.svg")
+    expected = {"layer": "block_0 to block_2", "role": "residual", "part": "forward", "line": "me/model.py:31"}
+    assert expected[color or "layer"] in texts_of(tmp_path / "map.svg")
+
+
+def test_a_step_of_one_scope_names_its_lines_by_their_ends(tmp_path):
+    memory = blocks(12)
+    sources = [f"a_folder_of_a_long_name/model.py:{b.id % 3}" for b in memory.buffers]
+    buffers = tuple(replace(b, scope="", source=source) for b, source in zip(memory.buffers, sources, strict=True))
+    save_figure(replace(memory, buffers=buffers), tmp_path / "map.svg")
+    assert any((text or "").startswith("…") and text.endswith("model.py:2") for text in texts_of(tmp_path / "map.svg"))
 
 
 @settings(max_examples=5)

@@ -51,16 +51,18 @@ def test_the_page_names_nothing_to_fetch():
 def test_the_data_is_what_the_map_says():
     memory = blocks(12, small=3)
     data = data_of(memory_page(memory))
-    assert data["kernels"] == len(memory.kernels)
-    assert data["peak"] == {"at": memory.peak, "bytes": memory.peak_bytes}
-    assert sum(r[8] for r in data["rectangles"]) == memory.peak_bytes
+    (drawn,) = data["maps"]
+    assert drawn["kernels"] == len(memory.kernels)
+    assert drawn["peak"] == {"at": memory.peak, "bytes": memory.peak_bytes}
+    assert sum(r[9] for r in drawn["rectangles"]) == memory.peak_bytes
+    assert ["total on the device", sum(a.size_bytes for a in memory.allocations)] in drawn["figures"]
     assert "net/block_3/attention" in data["texts"] and "/home/me/model.py:31" in data["texts"]
     assert [group["label"] for group in data["groups"]["layer"]][:3] == ["block_0", "block_1", "block_2"]
-    for key in ("layer", "role", "part"):
-        sums = [sum(differences[: at + 1]) for differences in data["curves"][key] for at in [memory.peak]]
+    for key in ("layer", "role", "part", "line"):
+        sums = [sum(differences[: at + 1]) for differences in drawn["curves"][key] for at in [memory.peak]]
         assert sum(sums) == memory.peak_bytes
-    assert data["largest"][0][1] == 300 * 2**20
-    assert data["largest_of"] == len(memory.alive_at(memory.peak))
+    assert drawn["largest"][0][1] == 300 * 2**20
+    assert drawn["largest_of"] == len(memory.alive_at(memory.peak))
 
 
 def test_names_can_neither_end_the_data_nor_begin_a_tag():
@@ -68,19 +70,32 @@ def test_names_can_neither_end_the_data_nor_begin_a_tag():
     assert "alert(1)</script>" not in page and "<!--{{" not in page
     assert page.count("</script>") == memory_page(blocks(3)).count("</script>")
     shown = EVIL.replace("\x00", "?").replace("\u2028", "?")
-    assert shown in data_of(page)["texts"] and data_of(page)["problems"] == [shown]
+    assert shown in data_of(page)["texts"] and data_of(page)["maps"][0]["problems"] == [shown]
 
 
 @given(memory_maps(), st.text())
 def test_any_map_with_any_names_is_a_page(memory, name):
     page = memory_page(with_names(memory, name))
     page.encode()
-    assert len(data_of(page)["samples"]) == len(memory.kernels)
+    assert len(data_of(page)["maps"][0]["samples"]) == len(memory.kernels)
 
 
 def test_a_program_without_kernels_is_a_page():
     data = data_of(memory_page(MemoryMap(program="none", kernels=(), buffers=(), allocations=())))
-    assert data["rectangles"] == [] and data["samples"] == []
+    assert data["maps"][0]["rectangles"] == [] and data["maps"][0]["samples"] == []
+    assert data_of(memory_page({}))["maps"] == []
+
+
+def test_maps_of_one_page_share_their_groups():
+    few, many = blocks(4), blocks(12)
+    data = data_of(memory_page({"few": few, "many": many}, total_bytes={"many": 77}))
+    assert [each["name"] for each in data["maps"]] == ["few", "many"]
+    assert [each["label"] for each in data["groups"]["layer"]] == [*(f"block_{at}" for at in range(12)), "head"]
+    for drawn, memory in zip(data["maps"], (few, many), strict=True):
+        at_peak = [sum(curve[: memory.peak + 1]) for curve in drawn["curves"]["layer"]]
+        assert len(at_peak) == 13 and sum(at_peak) == memory.peak_bytes
+        assert bool(at_peak[11]) == (memory is many)
+    assert data["maps"][1]["figures"][0] == ["total on the device", 77]
 
 
 def test_a_name_of_half_a_character_is_written(tmp_path):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 _INK, _QUIET, _PEAK = "#1f2328", "#6a7078", "#b3261e"
 _MOST_LEGEND = 14
+_TITLES = {"layer": "Layers", "role": "Roles", "part": "Parts of the step", "line": "Lines of code"}
 _Corner = Literal["upper left", "lower left"]
 _TALL_SHARE = 0.008
 """Of the address axis: what is lower has no white edge, which would cover it."""
@@ -38,16 +39,17 @@ _CALLED_SHARE = 0.04
 _MOST_CALLED = 5
 
 
-def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str | None = None) -> "Figure":
+def memory_figure(memory: MemoryMap, *, color: ColourKey | None = None, title: str | None = None) -> "Figure":
     """A matplotlib figure of where the temporaries of a step are, tied to no window and no `pyplot`.
 
-    `color` is what buffers are coloured by and the curve is stacked by; the title is the program's name if None.
+    `color` is what buffers are coloured by and the curve is stacked by: layers if None, or what tells more buffers
+    apart. The title is the program's name if None.
     """
-    if color not in KEYS:
+    if color is not None and color not in KEYS:
         raise PictureError(
             f"memory_figure(color={color!r}) names no way to colour buffers.",
             got=repr(color),
-            needed='"layer", "role" or "part"',
+            needed='"layer", "role", "part" or "line"',
             advice='color="layer"',
         )
     try:
@@ -63,26 +65,29 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str |
         ) from error
 
     picture = layout(memory, width=1100, height=420, points=550)
+    key = picture.first_key if color is None else color
     figure = figures.Figure(figsize=(13, 8.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     place = {"hspace": 0.06, "left": 0.075, "right": 0.82, "top": 0.89, "bottom": 0.075}
     upper, ribbon, lower = figure.subplots(3, sharex=True, height_ratios=(11, 0.32, 5.2), gridspec_kw=place)
     upper.set_xlim(0, max(len(memory.kernels), 1))
     upper.tick_params(axis="x", bottom=False)
-    _draw_map(upper, picture, color)
+    _draw_map(upper, picture, key)
     _draw_phases(upper, picture)
     spans = [(part.start, part.stop - part.start) for part in picture.parts]
     ribbon.broken_barh(spans, (0, 1), facecolors=[part_colour(part.label) for part in picture.parts])
     ribbon.set_axis_off()
-    _draw_curve(lower, picture, color)
+    _draw_curve(lower, picture, key)
     for axes in (upper, lower):
         _finish(axes, picture)
-    _draw_legends(figure, picture, color)
+    _draw_legends(figure, picture, key)
     _draw_title(figure, memory, title)
     return figure
 
 
-def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "layer", title: str | None = None) -> None:
+def save_figure(
+    memory: MemoryMap, path: str | Path, *, color: ColourKey | None = None, title: str | None = None
+) -> None:
     """Draws a memory map into a file that ends in .png, .svg or .pdf; the rest as `memory_figure`."""
     path = Path(path)
     figure = memory_figure(memory, color=color, title=title)
@@ -242,11 +247,11 @@ def _draw_legends(figure: "Figure", picture: Picture, key: ColourKey) -> None:
     for members in reversed(families.values()):
         groups, shades = zip(*members, strict=True)
         label = f"{groups[0].label} to {groups[-1].label}" if len(groups) > 1 else groups[0].label
-        entries.append((label, shades))
+        entries.append((_ending(label) if key == "line" else _short(label), shades))
     shown, rest = entries[:_MOST_LEGEND], len(entries) - _MOST_LEGEND
     if rest > 0:
         shown.append((f"and {rest} more", ("white",)))
-    _add_legend(figure, "upper left", {"layer": "Layers", "role": "Roles", "part": "Parts of the step"}[key], shown)
+    _add_legend(figure, "upper left", _TITLES[key], shown)
     names = dict.fromkeys(part.label for part in picture.parts)
     _add_legend(figure, "lower left", "Kernels", [(name, (part_colour(name),)) for name in names])
 
@@ -268,7 +273,7 @@ def _add_legend(figure: "Figure", corner: _Corner, title: str, entries: Sequence
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set(parse_math=False, text=plain_text(_short(label)), fontsize=9, color=_INK)
+        text.set(parse_math=False, text=plain_text(label), fontsize=9, color=_INK)
 
 
 def _draw_title(figure: "Figure", memory: MemoryMap, title: str | None) -> None:
@@ -288,3 +293,7 @@ def _write(on: Any, x: float, y: float, text: str, **how: Any) -> None:
 
 def _short(text: str, most: int = 24) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _ending(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else f"…{text[1 - most :]}"

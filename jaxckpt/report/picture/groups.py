@@ -55,6 +55,22 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
     return groups, {scope: index.get(_cut(scope, depth), len(groups) - 1) for scope in size_bytes}
 
 
+def line_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str, int]]:
+    """The lines of code that write most bytes, and for each source the index of its group.
+
+    Lines are in the order in which their first buffers begin; all others are one group, which is last.
+    """
+    size_bytes: Counter[str] = Counter()
+    for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):
+        size_bytes[buffer.source] += buffer.size_bytes
+    shown = {source for source, _ in size_bytes.most_common(len(_HUES)) if source}
+    groups = [Group(key=source, label="/".join(source.split("/")[-2:])) for source in size_bytes if source in shown]
+    if len(shown) < len(size_bytes):
+        groups.append(Group(key="", label="other lines"))
+    index = {group.key: at for at, group in enumerate(groups)}
+    return tuple(groups), {source: index.get(source, len(groups) - 1) for source in size_bytes}
+
+
 def _layer_depth(size_bytes: dict[str, int]) -> int:
     deepest = max((scope.count("/") + 1 for scope in size_bytes if scope), default=1)
     numbered = {depth: _numbered_bytes(size_bytes, depth) for depth in range(1, deepest + 1)}

@@ -6,7 +6,7 @@ many kernels keeps of each short stretch the kernel at which most is alive, so t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Literal, get_args
@@ -14,13 +14,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
-from jaxckpt.report.picture.groups import Group, layer_groups
+from jaxckpt.report.picture.groups import Group, layer_groups, line_groups
 
-ColourKey = Literal["layer", "role", "part"]
-"""Ways to colour buffers: by scope, by role, ..."""
+ColourKey = Literal["layer", "role", "part", "line"]
+"""Ways to colour buffers: by scope, by role, by part of the step, by line of code."""
 KEYS: tuple[ColourKey, ...] = get_args(ColourKey)
 
 _LATE = (Part.BACKWARD, Part.RECOMPUTE)
+_MOST_SHARE = 0.5
+"""Of the picture: where one layer covers more, another key may tell more buffers apart."""
 _FOLDED_PIXELS = 8
 """Thin buffers that begin and end within so many pixels of each other are folded."""
 
@@ -29,9 +31,9 @@ _FOLDED_PIXELS = 8
 class Rectangle:
     """One buffer, or several thin ones, the largest first: kernels `[start, stop)`, addresses from low to high.
 
-    Temporary allocations stand on one another. `layer`, `role` and `part` are indices among `Picture.groups`, the same
-    for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's height where several were
-    folded; `peak_bytes` those that are alive at the peak.
+    Temporary allocations stand on one another. `layer`, `role`, `part` and `line` are indices among
+    `Picture.groups`, the same for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's
+    height where several were folded; `peak_bytes` those that are alive at the peak.
     """
 
     start: int
@@ -41,6 +43,7 @@ class Rectangle:
     layer: int
     role: int
     part: int
+    line: int
     size_bytes: int
     peak_bytes: int
     members: tuple[Buffer, ...]
@@ -61,12 +64,14 @@ class Picture:
     """All that is drawn of a memory map.
 
     Attributes:
-      groups: For each key ("layer", "role", "part") what buffers are told apart by, in the order of stacking.
+      groups: For each key ("layer", "role", "part", "line") what buffers are told apart by, in the order of stacking.
+      first_key: The key to colour by at first: layers, or what tells most buffers apart where one layer covers most.
     """
 
     memory: MemoryMap  # what it was made from
     extent_bytes: int  # height of the address space: all temporary allocations
     groups: dict[ColourKey, tuple[Group, ...]]
+    first_key: ColourKey
     rectangles: tuple[Rectangle, ...]  # large ones first, so that small ones are drawn over them
     samples: tuple[Stretch, ...]  # the stretches of time of the curves
     curves: dict[ColourKey, tuple[tuple[int, ...], ...]]  # for each key and group the bytes alive at each sample
@@ -80,18 +85,30 @@ def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: i
     Curves have at most so many `points`. Folding becomes coarser until there are at most so many rectangles (`most`),
     or nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
     """
-    placed, groups = _placed(memory)
-    extent_bytes = memory.temp_bytes
-    samples = _samples(memory.live_bytes, points)
-    return Picture(
-        memory=memory,
-        extent_bytes=extent_bytes,
-        groups=groups,
-        rectangles=_folded(placed, memory, width=width, height=height, most=most),
-        samples=samples,
-        curves={key: _curves(placed, key, len(groups[key]), samples, memory) for key in KEYS},
-        parts=_parts(memory, width),
-        phases=_phases(memory),
+    (picture,) = layouts((memory,), width=width, height=height, points=points, most=most)
+    return picture
+
+
+def layouts(
+    memories: Sequence[MemoryMap], *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000
+) -> tuple[Picture, ...]:
+    """The same of several memory maps, with the same groups and the same first key in all of them."""
+    groups, group_of = _grouped([buffer for memory in memories for buffer in memory.temporaries])
+    placed = [_placed(memory, group_of) for memory in memories]
+    first_key = _first_key([each for rectangles in placed for each in rectangles])
+    return tuple(
+        Picture(
+            memory=memory,
+            extent_bytes=memory.temp_bytes,
+            groups=groups,
+            first_key=first_key,
+            rectangles=_folded(rectangles, memory, width=width, height=height, most=most),
+            samples=(samples := _samples(memory.live_bytes, points)),
+            curves={key: _curves(rectangles, key, len(groups[key]), samples, memory) for key in KEYS},
+            parts=_parts(memory, width),
+            phases=_phases(memory),
+        )
+        for memory, rectangles in zip(memories, placed, strict=True)
     )
 
 
@@ -106,29 +123,55 @@ def described(dtype: str, shape: Sequence[int]) -> str:
     return f"{short}[{','.join(map(str, shape))}]"
 
 
-def _placed(memory: MemoryMap) -> tuple[list[Rectangle], dict[ColourKey, tuple[Group, ...]]]:
-    """A rectangle for each buffer, in the address space of all allocations; and the groups by key."""
-    buffers = memory.temporaries
+def _grouped(
+    buffers: Sequence[Buffer],
+) -> tuple[dict[ColourKey, tuple[Group, ...]], Callable[[Buffer], dict[ColourKey, int]]]:
+    """The groups by key, and for a buffer the index of its group by key."""
     layers, layer_of = layer_groups(buffers)
+    lines, line_of = line_groups(buffers)
     roles = [role for role in Role if any(b.role is role for b in buffers)]
     parts = [part for part in Part if any(b.part is part for b in buffers)]
+
+    def group_of(buffer: Buffer) -> dict[ColourKey, int]:
+        return {
+            "layer": layer_of[buffer.scope],
+            "role": roles.index(buffer.role),
+            "part": parts.index(buffer.part),
+            "line": line_of[buffer.source],
+        }
+
+    return {"layer": layers, "role": _named(roles), "part": _named(parts), "line": lines}, group_of
+
+
+def _placed(memory: MemoryMap, group_of: Callable[[Buffer], dict[ColourKey, int]]) -> list[Rectangle]:
+    """A rectangle for each buffer, in the address space of all allocations."""
     base = _bases(memory)
-    placed = [
+    return [
         Rectangle(
             start=b.born,
             stop=b.dies + 1,
             low_bytes=base[b.allocation] + b.offset_bytes,
             high_bytes=base[b.allocation] + b.offset_bytes + b.size_bytes,
-            layer=layer_of[b.scope],
-            role=roles.index(b.role),
-            part=parts.index(b.part),
             size_bytes=b.size_bytes,
             peak_bytes=b.size_bytes if b.born <= memory.peak <= b.dies else 0,
             members=(b,),
+            **group_of(b),
         )
-        for b in buffers
+        for b in memory.temporaries
     ]
-    return placed, {"layer": layers, "role": _named(roles), "part": _named(parts)}
+
+
+def _first_key(placed: Sequence[Rectangle]) -> ColourKey:
+    shares = {key: _largest_share(placed, key) for key in KEYS}
+    return "layer" if shares["layer"] <= _MOST_SHARE else min(KEYS, key=lambda key: shares[key])
+
+
+def _largest_share(placed: Sequence[Rectangle], key: ColourKey) -> float:
+    """Share of the picture that the largest group covers; 0.0 of an empty picture."""
+    covered: Counter[int] = Counter()
+    for each in placed:
+        covered[getattr(each, key)] += each.size_bytes * (each.stop - each.start)
+    return max(covered.values(), default=0) / max(covered.total(), 1)
 
 
 def _bases(memory: MemoryMap) -> dict[int, int]:
@@ -164,7 +207,7 @@ def _cell(each: Rectangle, pixel_bytes: float, pixel_kernels: float) -> tuple[in
     cell_bytes = max(pixel_bytes, 1.0)
     heights = (each.low_bytes / cell_bytes, each.high_bytes / cell_bytes)
     times = (each.start / cell_kernels, (each.stop - 1) / cell_kernels)
-    return (each.layer, each.role, each.part, *map(int, (*heights, *times)))
+    return (each.layer, each.role, each.part, each.line, *map(int, (*heights, *times)))
 
 
 def _joined(members: list[Rectangle]) -> Rectangle:
