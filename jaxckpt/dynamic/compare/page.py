@@ -59,6 +59,14 @@ def stepper_page(maps: Mapping[str, AddressMap], *, title: str = "jaxckpt") -> s
     Args:
       maps: As `stepper`'s.
       title: Of the window; letters, digits and punctuation that HTML does not use.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> chain = dynamic.unit_chain(8)
+      >>> maps = {rule: dynamic.address_map(chain, budget=4, evictor=rule) for rule in ("dtr_eq", "coop")}
+      >>> page = dynamic.stepper_page(maps, title="A chain of 8")
+      >>> "<title>A chain of 8</title>" in page, page.count("<canvas")
+      (True, 4)
     """
     plain = "".join(letter for letter in title if letter not in "<>&\"'")
     return (
