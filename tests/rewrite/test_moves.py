@@ -113,13 +113,13 @@ def test_an_offloaded_value_is_off_the_device_meanwhile():
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
 def test_the_compiler_puts_it_on_the_host_all_at_once():
-    args = jax.eval_shape(lambda: arguments(width=512, tokens=8192, layers=4))
+    args = jax.eval_shape(lambda: arguments(width=512, tokens=8192, layers=6))
     decisions = {"saved": jaxckpt.ir.Save(), "sent": Offload(), "again": Recompute()}
     planner = jaxckpt.Planner(step, *args, target="h200")
     footprints = {name: planner.follow(keeping(decision)).footprint for name, decision in decisions.items()}
     value_bytes = 8192 * 2048 * 4
     assert footprints["saved"].memory.most_host_bytes == footprints["again"].memory.most_host_bytes == 0
-    assert footprints["sent"].memory.most_host_bytes == footprints["sent"].host_temp_bytes == 4 * value_bytes
+    assert footprints["sent"].memory.most_host_bytes == footprints["sent"].host_temp_bytes == 6 * value_bytes
     assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 2 * value_bytes
 
 
