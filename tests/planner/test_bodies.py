@@ -13,7 +13,7 @@ from tests.planner.test_planner import needs_compiler
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
 MESH = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
-WIDTH, HEAD, BATCH, TOKENS, BLOCKS = 1024, 64, 8, 1024, 2
+WIDTH, HEAD, BATCH, TOKENS, BLOCKS = 1024, 64, 8, 1024, 3
 SPECS = (PartitionSpec(None, None, "model"), PartitionSpec("model", None)) * 2
 SHAPES = ((WIDTH, 3, WIDTH), (WIDTH, WIDTH), (WIDTH, 1, 4 * WIDTH), (4 * WIDTH, WIDTH))
 OPTIONS = (("xla_gpu_enable_latency_hiding_scheduler", False),)
