@@ -117,7 +117,7 @@ class NoGradientError(JaxckptError, ValueError):
 
 
 class ArgumentError(JaxckptError, TypeError):
-    """An argument of the step that is neither an array nor a ShapeDtypeStruct.
+    """An argument that cannot be used: one of a step that is no array, or an unknown option of a function.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxckpt
@@ -234,7 +234,7 @@ class GraphError(JaxckptError, ValueError):
       >>> replace(graph, ops=graph.ops[::-1]).validate()
       Traceback (most recent call last):
       ...
-      jaxckpt._errors.GraphError: Graph.validate: 7 rules are broken.
+      jaxckpt._errors.GraphError: Graph.validate: ... rules are broken.
       ...
     """
 

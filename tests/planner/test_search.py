@@ -52,8 +52,6 @@ def test_at_the_question_the_budget_is_expected(points, limit_bytes):
 class Off(FakePlanner):
     """Its compiler says that plans take their predicted temporaries times a factor."""
 
-    off = staticmethod(lambda plan: 1.0)
-
     def measure(self, plan):
         self._footprints[plan] = inflated(plan, self.off(plan))
         return CompiledPlan(plan, self._footprints[plan])
