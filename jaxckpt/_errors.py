@@ -85,6 +85,15 @@ class InfeasibleBudgetError(JaxckptError, ValueError):
       minimum_measured: True if `minimum_bytes` is a compiled total.
       blocking: The buffers alive at the peak of that total, largest first (`jaxckpt.hlo.Buffer`).
       floor: That total by purpose, with remedies (`jaxckpt.Floor`), if it was compiled.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> try:
+      ...     jaxckpt.plan(step, jnp.ones(1024), target="cpu", budget="1KiB")
+      ... except jaxckpt.InfeasibleBudgetError as error:
+      ...     print(error.budget_bytes, error.minimum_bytes, error.minimum_measured)
+      1024 8196 False
     """
 
     budget_bytes: int
@@ -108,7 +117,17 @@ class NoGradientError(JaxckptError, ValueError):
 
 
 class ArgumentError(JaxckptError, TypeError):
-    """An argument of the step that is neither an array nor a ShapeDtypeStruct."""
+    """An argument that cannot be used: one of a step that is no array, or an unknown option of a function.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> jaxckpt.plan(step, jnp.ones(4), target="cpu", budget="1GiB", allowed=("recompute",))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.ArgumentError: plan has no option 'allowed'; the closest is 'allow'.
+      ...
+    """
 
 
 class TargetError(JaxckptError, ValueError):
@@ -140,15 +159,50 @@ class UnknownTargetError(TargetError, LookupError):
 
 
 class MissingPackageError(JaxckptError, ImportError):
-    """An optional package that this target or function needs is not installed."""
+    """An optional package that this target or function needs is not installed.
+
+    Example:
+      >>> import sys, jaxckpt
+      >>> from unittest import mock
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> with mock.patch.dict(sys.modules, pandas=None):  # as if pandas were not installed
+      ...     made.to_frame()
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.MissingPackageError: Footprint.to_frame needs pandas, which is not installed.
+      ...
+    """
 
 
 class VersionMismatchError(JaxckptError, ImportError):
-    """A plugin whose version does not fit the installed jax."""
+    """A plugin whose version does not fit the installed jax.
+
+    Example:
+      >>> import jaxckpt
+      >>> from unittest import mock
+      >>> plugin = mock.patch("jaxckpt._compat.cuda_plugin", return_value=("xla_cuda13", None))
+      >>> version = mock.patch("jaxckpt._compilers._version", return_value="0.1.0")
+      >>> with plugin, version:  # as if an old plugin were installed
+      ...     jaxckpt.Target("h200").require_compiler()
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.VersionMismatchError: target "h200" cannot be compiled for: jax-cuda13-plugin is of ...
+      ...
+    """
 
 
 class CompileError(JaxckptError, RuntimeError):
-    """The compiler failed for the step; its own exception is the cause."""
+    """The compiler failed for the step; its own exception is the cause.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> custom = lambda x: jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+      >>> jaxckpt.footprint(custom, jnp.ones(4), target="cpu")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.CompileError: step "<lambda>" cannot be compiled for target "cpu": it calls a kernel that ...
+      ...
+    """
 
 
 class UnknownStrategyError(JaxckptError, LookupError):
@@ -170,15 +224,48 @@ class TooLargeError(JaxckptError, ValueError):
 
 
 class GraphError(JaxckptError, ValueError):
-    """A graph that breaks its own rules (`Graph.validate`)."""
+    """A graph that breaks its own rules (`Graph.validate`).
+
+    Example:
+      >>> from dataclasses import replace
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> graph = jaxckpt.Planner(step, jnp.ones(4), target="cpu").graph
+      >>> replace(graph, ops=graph.ops[::-1]).validate()
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.GraphError: Graph.validate: ... rules are broken.
+      ...
+    """
 
 
 class PlanMismatchError(JaxckptError, ValueError):
-    """A plan that was made for another step, other shapes, or another order of operations."""
+    """A plan that was made for another step, other shapes, or another order of operations.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> plan = jaxckpt.plan(step, jnp.ones(4), target="cpu", budget="1GiB")
+      >>> plan.apply(step)(jnp.ones(8))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.PlanMismatchError: apply(<lambda>): the plan was made for other arguments (1 differ).
+      ...
+    """
 
 
 class UnsupportedDecisionError(JaxckptError, NotImplementedError):
-    """A decision of a plan that cannot be carried out, or for which the installed compiler gives wrong results."""
+    """A decision of a plan that cannot be carried out, or for which the installed compiler gives wrong results.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> jaxckpt.plan(step, jnp.ones(4), target="cpu", budget="1GiB", allow=("recompute", "partition"))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.UnsupportedDecisionError: plan(allow=('recompute', 'partition')) allows shards, and the ...
+      ...
+    """
 
 
 class FootprintFileError(JaxckptError, ValueError):
@@ -197,7 +284,18 @@ class FootprintFileError(JaxckptError, ValueError):
 
 
 class FootprintAssertionError(JaxckptError, AssertionError):
-    """A test's step takes more memory than was asserted; `table` shows the bytes by layer below the message."""
+    """A test's step takes more memory than was asserted; `table` shows the bytes by layer below the message.
+
+    Example:
+      >>> import jaxckpt
+      >>> from jaxckpt.testing import assert_fits
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> assert_fits(made, budget="64B")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.FootprintAssertionError: assert_fits(step, budget='64B', target='h200'): the step does ...
+      ...
+    """
 
     table: str = ""
 
@@ -206,7 +304,20 @@ class FootprintAssertionError(JaxckptError, AssertionError):
 
 
 class SnapshotFileError(JaxckptError, ValueError):
-    """A snapshot of a footprint (`path`) that is damaged, no snapshot, another test's, or missing."""
+    """A snapshot of a footprint (`path`) that is damaged, no snapshot, another test's, or missing.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> from jaxckpt.testing.check import SnapshotCheck, WriteMode
+      >>> module = pathlib.Path(tempfile.mkdtemp(), "test_step.py")
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> check = SnapshotCheck(module=module, test="test_step", mode=WriteMode.STRICT)  # as on CI
+      >>> check(made)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.SnapshotFileError: jaxckpt_snapshot in test_step: there is no snapshot.
+      ...
+    """
 
 
 class PolicyError(JaxckptError, ValueError):
@@ -249,11 +360,32 @@ class ChunkError(JaxckptError, ValueError):
 
 
 class BatchError(JaxckptError, ValueError):
-    """A search over batches without an answer: no positive multiples, or memory that does not grow with the batch."""
+    """A search over batches without an answer: no positive multiples, or memory that does not grow with the batch.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> def make_step(batch):
+      ...     return jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (jnp.eye(4), jnp.ones((batch, 4)))
+      >>> jaxckpt.max_batch(make_step, target="cpu", budget="1MiB", multiples_of=0)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.BatchError: max_batch(multiples_of=...) is no number of items.
+      ...
+    """
 
 
 class HloError(JaxckptError, ValueError):
-    """A file that is no compiled program of XLA, or a damaged one."""
+    """A file that is no compiled program of XLA, or a damaged one.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from jaxckpt.compiler import footprint_of_dump
+      >>> footprint_of_dump(pathlib.Path(tempfile.mkdtemp()))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.HloError: '...' is no dump that can be read.
+      ...
+    """
 
 
 class PictureError(JaxckptError, ValueError):
@@ -294,19 +426,60 @@ class AgreementError(JaxckptError, RuntimeError):
     Attributes:
       said: The plan of each process, by process, if all answered.
       process: The process that failed or did not answer, if it is only one.
+
+    Example:
+      >>> from unittest import mock
+      >>> import jaxckpt
+      >>> run = mock.Mock(index=1, count=2)  # process 1 of two, and process 0 has ended
+      >>> run.read.return_value = None
+      >>> with mock.patch("jaxckpt._compat.distributed_run", return_value=run):
+      ...     jaxckpt.plan_once(lambda: jaxckpt.load_plan("plan.toml"))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.AgreementError: plan_once: process 0 of this run does not answer.
+      ...
     """
 
 
 class ReportFileError(JaxckptError, ValueError):
-    """A report that cannot be written to its `path`."""
+    """A report that cannot be written to its `path`.
+
+    Example:
+      >>> import jaxckpt
+      >>> from jaxckpt.report import Text, save_page
+      >>> save_page(Text(text="a report"), "nosuch_folder/page.html")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.ReportFileError: the report 'nosuch_folder/page.html' cannot be written: its folder is ...
+      ...
+    """
 
 
 class ComparisonError(JaxckptError, ValueError):
-    """Versions that cannot be compared; all `problems` are numbered in the message."""
+    """Versions that cannot be compared; all `problems` are numbered in the message.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> jaxckpt.compare({"as written": step}, jnp.ones(4))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.ComparisonError: compare({'as written'}) has versions that cannot be compared.
+      ...
+    """
 
 
 class StepReferenceError(JaxckptError, LookupError):
-    """A `module:function` of the shell that cannot be found or does not return a step."""
+    """A `module:function` of the shell that cannot be found or does not return a step.
+
+    Example:
+      >>> import jaxckpt
+      >>> jaxckpt.max_batch(lambda batch: None, target="cpu", budget="1GiB")
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.StepReferenceError: <lambda>(1) is no step.
+      ...
+    """
 
 
 class VerificationError(JaxckptError, AssertionError):
@@ -315,8 +488,28 @@ class VerificationError(JaxckptError, AssertionError):
     Attributes:
       verification: All differences (`jaxckpt.verifier.Verification`), where values differ.
       differing: Paths of the results, where their structure, shapes or types differ.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> twice = lambda x: jax.tree.map(lambda result: 2 * result, step(x))
+      >>> jaxckpt.verify(step, twice, jnp.ones(4)).check()
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.VerificationError: verify(<lambda>): the planned step computes something else in 2 of 2 ...
+      ...
     """
 
 
 class UnverifiableError(JaxckptError, RuntimeError):
-    """A step that cannot run on this machine, or not on generated arguments, so that it cannot be verified."""
+    """A step that cannot run on this machine, or not on generated arguments, so that it cannot be verified.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sqrt(x.sum() * 0 - 1))
+      >>> jaxckpt.verify(step, jax.jit(step), jax.ShapeDtypeStruct((4,), jnp.float32))
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.UnverifiableError: verify(<lambda>): generated arguments tell nothing about this step.
+      ...
+    """

@@ -124,6 +124,17 @@ class Comparison(Shown):
       frontier: Names of the versions than which no other is both smaller and faster by estimated time; a version of
         unknown time is not in it.
       notes: Sentences on figures that cannot be compared.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> versions = {"once": jnp.sin, "twice": lambda x: jnp.sin(jnp.sin(x))}
+      >>> comparison = jaxckpt.compare(versions, jnp.ones(8), target="cpu")
+      >>> comparison.names
+      ('once', 'twice')
+      >>> comparison["twice"].argument_bytes
+      32
+      >>> comparison.versions[0].name
+      'once'
     """
 
     _report: ClassVar[str] = "jaxckpt.report.comparison:comparison_report"

@@ -84,6 +84,17 @@ class Verdicts(Shown):
       step_s: Estimated seconds of a step with all of them.
       compiles: Programs that were compiled.
       verdicts: In the order of the rules; for names, in the order in which the step computes their values.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> def loss(w, x):
+      ...     return jnp.tanh(jaxckpt.name(jnp.tanh(x @ w), "hidden") @ w).sum()
+      >>> found = jaxckpt.verdicts(jax.grad(loss), jnp.eye(8), jnp.ones((64, 8)), target="cpu")
+      >>> verdict = found.of("hidden")
+      >>> verdict.decision, verdict.value_count, verdict.value_bytes
+      ('save', 1, 2048)
+      >>> verdict.word in ("free", "pays", "costs", "no effect")
+      True
     """
 
     _report: ClassVar[str] = "jaxckpt.report.comparison:verdicts_report"

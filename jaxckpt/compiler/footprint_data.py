@@ -186,6 +186,14 @@ def load_footprint(path: str | Path) -> Footprint:
 
     Raises:
       FootprintFileError: The file is not there, is none of ours, or is not as it was written.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "footprint.json.gz")
+      >>> made.save(path)
+      >>> jaxckpt.load_footprint(path) == made
+      True
     """
     path = Path(path)
     try:

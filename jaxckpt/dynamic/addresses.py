@@ -24,6 +24,12 @@ class Residence:
       begin: The execution for which it was put there.
       end: The execution before which it had left; the number of all of them where it stayed.
       kind: "state" (nobody computes it, or it is a new state in the place of the old one), "dense" or "cheap".
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> found = dynamic.address_map(dynamic.unit_chain(8), budget=4, evictor="dtr_eq")
+      >>> found.at(3)[0]
+      Residence(tensor=0, address=0, size_bytes=1, begin=0, end=4, kind='cheap')
     """
 
     tensor: int
@@ -42,6 +48,12 @@ class Refusal:
       execution: For which it was made.
       needed_bytes: The request.
       free_bytes: In all free blocks together.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> found = dynamic.address_map(dynamic.unit_chain(8), budget=4, evictor="dtr_eq")
+      >>> found.refusals[0]
+      Refusal(execution=4, needed_bytes=1, free_bytes=0)
     """
 
     execution: int
@@ -59,6 +71,14 @@ class AddressMap:
       residences: In the order in which they began.
       refusals: In order.
       simulation: What is counted of the run.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> found = dynamic.address_map(dynamic.unit_chain(8), budget=4, evictor="dtr_eq")
+      >>> found.budget_bytes, len(found.calls), len(found.refusals)
+      (4, 21, 5)
+      >>> [each.address for each in found.at(3)]
+      [0, 1, 2, 3]
     """
 
     budget_bytes: int

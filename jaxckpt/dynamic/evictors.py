@@ -168,7 +168,15 @@ EVICTORS = {
         Evictor(name="coop_by_byte", cost=Cost.CLASSES, size=Size.BYTES, search=Search.WINDOW),
     )
 }
-"""By name."""
+"""The published rules of eviction, by name.
+
+Example:
+  >>> from jaxckpt import dynamic
+  >>> sorted(dynamic.EVICTORS)[:3]
+  ['coop', 'coop_by_byte', 'dte']
+  >>> dynamic.EVICTORS["coop"].search.name
+  'WINDOW'
+"""
 
 
 def evictor(name: str | Evictor) -> Evictor:

@@ -34,6 +34,18 @@ def program_from_graph(
     Returns:
       A program with one call for each op, in traced order. Results are kept at the end; donated arguments go at
       their release, all others stay for good. An op that writes nothing is given an empty result.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> graph = jaxckpt.Planner(step, *args, target="cpu").graph
+      >>> program = dynamic.program_from_graph(graph)
+      >>> len(program.calls) == len(graph.ops)
+      True
+      >>> dynamic.min_budget(program, evictor="dtr") < dynamic.live_bytes(program)
+      True
     """
     one, ids = write_graph(graph, prices=prices, views=views)
     if steps == 1:
@@ -117,6 +129,17 @@ def eager_seconds(graph: Graph, rates: Rates, *, views: frozenset[str] = VIEWS) 
     """Seconds of each op run alone, the longer of its traffic and its arithmetic; nothing for `views`.
 
     No compiler fuses anything here, so their sum is more than a compiled step takes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> planner = jaxckpt.Planner(step, *args, target="h200")
+      >>> seconds = dynamic.eager_seconds(planner.graph, planner.problem.rates)
+      >>> program = dynamic.program_from_graph(planner.graph, prices=seconds)
+      >>> program.base_price == sum(seconds)
+      True
     """
     return [_eager_s(graph, op, rates, views) for op in graph.ops]
 

@@ -18,6 +18,16 @@ def program_of_kernels(problem: Problem) -> Program:
       A call for each op that writes to memory, named by the op's id and priced by its kernel's nanoseconds, beside
       which what DTE adds to costs and times is nothing, as meant. Arguments are not in it: they are always there.
       Results are kept at the end, and have no bytes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> problem = jaxckpt.Planner(step, *args, target="h200").problem
+      >>> program = dynamic.program_of_kernels(problem)
+      >>> len(program.calls) < len(problem.graph.ops), program.constant_bytes
+      (True, 0)
     """
     return _KernelWriter(problem, with_arguments=False).program()
 
@@ -28,6 +38,16 @@ def training_of_kernels(problem: Problem, *, steps: int) -> Program:
     Calls are those of `program_of_kernels`. Donated arguments of each step are results of the one before. Arguments are
     constants; a result takes over the memory of the donated argument whose place it takes, where its kernel is the last
     to read that.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> problem = jaxckpt.Planner(step, *args, target="h200").problem
+      >>> one, three = (dynamic.training_of_kernels(problem, steps=steps) for steps in (1, 3))
+      >>> len(three.calls) == 3 * len(one.calls), one.constant_bytes
+      (True, 2304)
     """
     writer = _KernelWriter(problem, with_arguments=True)
     state = {writer.ids[old]: writer.ids[new] for old, new in state_of(problem.graph).items() if new in writer.ids}

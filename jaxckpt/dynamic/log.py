@@ -61,6 +61,15 @@ def read_log(path: str | Path, *, start: bool = True) -> Program:
 
     Raises:
       ProgramError: A line is no instruction, or not where it may be.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from jaxckpt import dynamic
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "chain.log")
+      >>> dynamic.write_log(dynamic.unit_chain(4), path)
+      >>> program = dynamic.read_log(path)
+      >>> dynamic.simulate(program, budget=4, evictor="dtr").operations
+      9
     """
     return program_from_log(Path(path).read_text().splitlines(), start=start)
 
@@ -204,6 +213,16 @@ def write_log(program: Program, path: str | Path) -> None:
     Args:
       program: Priced in nanoseconds.
       path: Written over if it is there.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from jaxckpt import dynamic
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "chain.log")
+      >>> dynamic.write_log(dynamic.unit_chain(4), path)
+      >>> path.read_text().splitlines()[1]
+      '{"INSTRUCTION": "CALL", "NAME": "f0", "RESULT": ["f0#0"], "ARGS": [], "TIME": "1"}'
+      >>> len(dynamic.read_log(path).calls)
+      8
     """
     Path(path).write_text("".join(f"{line}\n" for line in log_from_program(program)))
 

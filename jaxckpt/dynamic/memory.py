@@ -105,7 +105,13 @@ MEMORIES = {
     "coop": _COOP,
     "coop_by_byte": _COOP,
 }
-"""The memory that each rule was published with; `COUNTED` for the others."""
+"""The memory that each rule was published with; `COUNTED` for the others.
+
+Example:
+  >>> from jaxckpt import dynamic
+  >>> dynamic.MEMORIES["coop"].mode.name, "dtr" in dynamic.MEMORIES
+  ('HARD', False)
+"""
 
 
 def published_memory(rule: str, *, hints: bool = True) -> Memory:

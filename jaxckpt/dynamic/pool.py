@@ -38,7 +38,19 @@ left. Two of them share a region."""
 
 
 class PoolError(JaxckptError, ValueError):
-    """A pool that cannot be made, or something that its user may not do with it."""
+    """A pool that cannot be made, or something that its user may not do with it.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> pool = dynamic.Pool(100)
+      >>> pool.allocate(7, 30)
+      0
+      >>> pool.allocate(7, 30)
+      Traceback (most recent call last):
+      ...
+      jaxckpt.dynamic.pool.PoolError: Pool.allocate(7, 30) cannot be done.
+      ...
+    """
 
 
 class Blocks(NamedTuple):

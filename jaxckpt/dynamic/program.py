@@ -14,7 +14,19 @@ from jaxckpt._errors import JaxckptError
 
 
 class ProgramError(JaxckptError, ValueError):
-    """A program that breaks its own rules, or a log that cannot be read."""
+    """A program that breaks its own rules, or a log that cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from jaxckpt import dynamic
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "chain.log")
+      >>> _ = path.write_text("[")
+      >>> dynamic.read_log(path)
+      Traceback (most recent call last):
+      ...
+      jaxckpt.dynamic.program.ProgramError: line 1 of the log cannot be read.
+      ...
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,14 @@ class Call:
       dense: Much work for each byte it writes (products, convolutions); Coop lays these out apart.
       replaces: For each written tensor the tensor that it is the new state of, or None; that one's memory may be
         taken over. Empty where nothing is replaced.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> forward, *_, backward = dynamic.unit_chain(4).calls
+      >>> forward.name, forward.reads, forward.writes, forward.price
+      ('f0', (), (0,), 1)
+      >>> backward.name, backward.reads, backward.writes, backward.price
+      ('b0', (6,), (7,), 1)
     """
 
     name: str
@@ -116,6 +136,13 @@ class Program:
       tensors: By id.
       calls: By id, in the order in which they are issued.
       steps: What happens, in order.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> program = dynamic.unit_chain(4)
+      >>> program.validate()
+      >>> len(program.calls), len(program.tensors), program.base_price
+      (8, 8, 8)
     """
 
     tensors: tuple[Tensor, ...]

@@ -46,7 +46,16 @@ class EventKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: a call ran, or a tensor's memory was evicted, freed for good or taken over."""
+    """One thing that happened: a call ran, or a tensor's memory was evicted, freed for good or taken over.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> run = dynamic.simulate(dynamic.unit_chain(4), budget=3, evictor="dtr", record=True)
+      >>> run.events[0].kind.name, run.events[0].id
+      ('RUN', 0)
+      >>> [event.id for event in run.events if event.kind is dynamic.EventKind.EVICT]
+      [0, 3, 2, 4, 1, 5, 0, 6]
+    """
 
     kind: EventKind
     id: int
@@ -81,6 +90,14 @@ class Simulation(Shown):
       free_share: The mean share of the memory that was free at those: fragmentation. 0 without addresses.
       largest_free_share: The mean share that the largest free block was.
       events: What happened, if it was recorded.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> run = dynamic.simulate(dynamic.unit_chain(16), budget=8, evictor="dtr")
+      >>> run.ok, run.recomputations, run.peak_bytes, run.overhead
+      (True, 8, 8, 1.25)
+      >>> dynamic.simulate(dynamic.unit_chain(16), budget=2, evictor="dtr").status.name
+      'OUT_OF_MEMORY'
     """
 
     _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:simulation_report"

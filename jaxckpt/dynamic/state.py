@@ -219,6 +219,14 @@ class Task:
       budget: Bytes; None for no limit.
       limit: The price of recomputations at which a run is given up.
       most: Their number at which it is.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> task = dynamic.Task(budget=8, rule=dynamic.evictor("dtr"), memory=dynamic.Memory())
+      >>> online = dynamic.Online(dynamic.unit_chain(16), task)
+      >>> calls = list(online)  # the events of each call
+      >>> online.status.name
+      'OK'
     """
 
     budget: int | None

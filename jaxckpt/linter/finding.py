@@ -30,6 +30,17 @@ class Finding:
       fix: What to do.
       void: True if the user's request has no effect or gives a wrong result: an error. Other findings are advice.
       count: The number of such locations.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w).sum()))
+      >>> (finding,) = jaxckpt.lint(step, jnp.eye(4), jnp.ones((2, 4)))
+      >>> finding.code, finding.void
+      ('whole-function', False)
+      >>> print(finding.title)
+      a checkpoint around everything
+      >>> print(finding.fix)
+      Put the checkpoint around each layer, or jaxckpt.apply(step, policy) around the step.
     """
 
     code: str
@@ -52,6 +63,16 @@ class Findings(Shown):
     Attributes:
       policy: The name of the policy that the step is checked against; "" for none.
       findings: In the order of the lints.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.sin(x @ w).sum())
+      >>> policy = jaxckpt.Policy.from_toml('rule = [{name = "attention", decision = "save"}]')
+      >>> findings = jaxckpt.lint(step, jnp.eye(4), jnp.ones((2, 4)), policy=policy)
+      >>> findings.codes, len(findings.void)
+      (('unmatched-rule',), 1)
+      >>> print(findings.of("unmatched-rule")[0].where)
+      the step
     """
 
     _report: ClassVar[str] = "jaxckpt.report.checks:findings_report"

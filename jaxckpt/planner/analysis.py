@@ -105,6 +105,15 @@ def analyze(
     Raises:
       NoGradientError: The step has no backward pass.
       ArgumentError: An argument is neither an array nor a description of one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> found = jaxckpt.analyze(step, jnp.eye(4), jnp.ones((2, 4)))
+      >>> found.argument_bytes, found.smallest_bytes <= found.unplanned_bytes
+      (96, True)
+      >>> found.kept_bytes  # saved from the forward pass for the backward pass
+      64
     """
     target = Target(target)
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)

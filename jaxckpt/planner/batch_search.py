@@ -63,6 +63,16 @@ class BatchSearch(Shown):
       largest: The largest batch that fits, with its plan.
       fastest: The compiled batch of the highest estimated throughput, with its plan.
       compiles: How many programs were compiled.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> def make_step(batch):
+      ...     return jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (jnp.eye(64), jnp.ones((batch, 64)))
+      >>> found = jaxckpt.max_batch(make_step, target="cpu", budget="1MiB", multiples_of=256)
+      >>> found.plan == found.largest.plan
+      True
+      >>> {tried.fits for tried in found.tried if tried.batch > found.batch}
+      {False}
     """
 
     _report: ClassVar[str] = "jaxckpt.report.search:batches_report"
@@ -132,6 +142,14 @@ def max_batch(
       StepReferenceError: `make_step` returns no step.
       MissingPackageError, VersionMismatchError: The target's compiler is not installed, or not the one of this jax.
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError: As for `jaxckpt.plan`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> def make_step(batch):
+      ...     return jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (jnp.eye(64), jnp.ones((batch, 64)))
+      >>> found = jaxckpt.max_batch(make_step, target="cpu", budget="1MiB", multiples_of=256)
+      >>> found.batch % 256, found.plan.footprint.total_bytes <= 2**20
+      (0, True)
     """
     if not isinstance(multiples_of, int) or isinstance(multiples_of, bool) or multiples_of < 1:
         raise BatchError(

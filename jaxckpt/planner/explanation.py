@@ -56,6 +56,15 @@ class Explanation(Shown):
       predicted_bytes: The predicted total, bytes per device.
       unplanned_bytes: The predicted total with everything saved.
       recompute_s: Estimated seconds of recomputed ops.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> explanation = jaxckpt.explain(step, jnp.eye(4), jnp.ones((2, 4)), policy="dots")
+      >>> explanation.policy, explanation.predicted_bytes <= explanation.unplanned_bytes
+      ('dots', True)
+      >>> {each.value.primitive for each in explanation.values if each.wanted == "save"}
+      {'dot_general'}
     """
 
     _report: ClassVar[str] = "jaxckpt.report.plan:explanation_report"

@@ -96,6 +96,15 @@ class Floor(Shown):
       remedies: Changes that would lower the total, the largest saving first. Each figure is for that remedy by itself,
         computed from the compiled program with smaller buffers; nothing was compiled for it. Last, with a predicted
         figure, what the planner could do if it were allowed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> floor = jaxckpt.Planner(step, jnp.eye(64), jnp.ones((128, 64)), target="cpu").floor()
+      >>> floor.of("arguments"), floor.of("results")
+      (49152, 16384)
+      >>> floor.total_bytes == sum(share.size_bytes for share in floor.shares)
+      True
     """
 
     _report: ClassVar[str] = "jaxckpt.report.oom:floor_report"

@@ -54,6 +54,16 @@ class Frontier(Shown):
       unplanned: The footprint of the step as written.
       compiles: The number of programs that were compiled for it.
       dropped: Compiled plans that are not on the frontier: another plan is smaller or faster, and not worse otherwise.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> frontier = jaxckpt.pareto(step, jnp.eye(64), jnp.ones((512, 64)), target="cpu", points=2)
+      >>> plan = frontier.at(1.0)  # the fastest in the memory of the step as written
+      >>> plan.footprint.total_bytes <= frontier.unplanned.total_bytes
+      True
+      >>> len(frontier) == len(frontier.points) and frontier.smallest == frontier.points[0]
+      True
     """
 
     _report: ClassVar[str] = "jaxckpt.report.search:frontier_report"
@@ -145,6 +155,16 @@ def pareto(
     Raises:
       ArgumentError: Fewer than two points are asked for, or an argument of the step is no array.
       NoGradientError, UnknownTargetError, MissingPackageError: As for `jaxckpt.plan`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> frontier = jaxckpt.pareto(step, jnp.eye(64), jnp.ones((512, 64)), target="cpu", points=2)
+      >>> times = [point.step_s for point in frontier]  # from the smallest plan to the fastest
+      >>> times == sorted(times, reverse=True)
+      True
+      >>> all(point.plan.footprint.total_bytes == point.total_bytes for point in frontier)
+      True
     """
     if not isinstance(points, int) or isinstance(points, bool) or points < 2:
         raise ArgumentError(

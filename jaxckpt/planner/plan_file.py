@@ -66,6 +66,16 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
       PlanFileError: The file does not exist, is no plan, is of an unknown version, or was changed elsewhere than in its
         decisions; all problems are numbered in the message and listed in `problems`.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.value_and_grad(lambda x: jnp.sin(x).sum())
+      >>> plan = jaxckpt.plan(step, jnp.ones(4), budget="1GiB", target="cpu")
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "plan.toml")
+      >>> plan.save(path)
+      >>> jaxckpt.load_plan(path) == plan
+      True
     """
     path = Path(path)
     try:

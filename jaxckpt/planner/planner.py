@@ -94,6 +94,17 @@ class Planner:
       UnsupportedDecisionError: Partitions are allowed, and the step is on no mesh.
       UnknownStrategyError: `allow` has an unknown word.
       ArgumentError: An argument is neither an array nor a description of one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> planner = jaxckpt.Planner(step, *args, target="cpu")
+      >>> plans = [planner.plan(budget=budget) for budget in ("1GiB", "100%")]
+      >>> all(plan.footprint.total_bytes <= planner.unplanned.total_bytes for plan in plans)
+      True
+      >>> planner.graph.argument_bytes
+      2304
     """
 
     def __init__(
@@ -511,6 +522,17 @@ def plan(
       UnknownTargetError: No target has this name.
       MissingPackageError: The target's compiler is not installed; the message has the command.
       UnknownStrategyError: No strategy has this name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> plan = jaxckpt.plan(step, *args, budget="1GiB", target="cpu")
+      >>> plan.footprint.total_bytes <= plan.budget_bytes
+      True
+      >>> planned_step = jax.jit(plan.apply(step))
+      >>> bool(jnp.allclose(planned_step(*args), step(*args), rtol=1e-4))
+      True
     """
     machine = Target(target)
     machine.require_compiler()  # before the step is traced

@@ -103,6 +103,16 @@ class Plan(ir.GraphPlan, Shown):
       static_argnums: Positions of its arguments that were not traced.
       notes: Sentences on particularities of this plan.
       attempts: The compiles of the search.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> planner = jaxckpt.Planner(step, jnp.eye(4), jnp.ones((2, 4)), target="cpu")
+      >>> plan = planner.plan(budget="1GiB", strategy="full")
+      >>> plan.target, plan.strategy, plan.footprint.total_bytes <= plan.budget_bytes
+      ('cpu', 'full', True)
+      >>> {plan.decisions[each.value].word for each in plan.described}
+      {'recompute'}
     """
 
     _report: ClassVar[str] = "jaxckpt.report.plan:plan_report"

@@ -43,6 +43,23 @@ class SnapshotCheck:
       test: The test in this file, with its classes and parameters.
       mode: Which snapshots may be written.
       say: Called with sentences for the end of the run.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> from dataclasses import replace
+      >>> from jaxckpt.testing import SnapshotCheck
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> module = pathlib.Path(tempfile.mkdtemp(), "test_step.py")
+      >>> first_run = SnapshotCheck(module=module, test="test_step")
+      >>> first_run(made).total_bytes
+      test_step: 72 B on h200, written; commit it: ...__footprints__/test_step/test_step.toml
+      72
+      >>> second_run = SnapshotCheck(module=module, test="test_step")
+      >>> second_run(replace(made, temp_bytes=128), tolerance_bytes=0)
+      Traceback (most recent call last):
+      ...
+      jaxckpt._errors.FootprintAssertionError: jaxckpt_snapshot in test_step: the step takes more memory than ...
+      ...
     """
 
     module: Path

@@ -69,6 +69,17 @@ def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None
     Raises:
       SnapshotFileError: The snapshot has values that a file cannot hold.
       OSError: The disk is full, or the folder cannot be written to; an existing file is unchanged.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> from jaxckpt.testing import load_snapshot, save_snapshot, snapshot_from_footprint
+      >>> from jaxckpt.testing.file import Owner
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> snapshot, owner = snapshot_from_footprint(made), Owner(test="test_step")
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "test_step.toml")
+      >>> save_snapshot(snapshot, path, owner=owner)
+      >>> load_snapshot(path, owner=owner) == snapshot
+      True
     """
     path = Path(path)
     try:
@@ -93,6 +104,17 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
 
     Raises:
       SnapshotFileError: The file is damaged, edited, foreign, of another version or another test's.
+
+    Example:
+      >>> import pathlib, tempfile, jaxckpt
+      >>> from jaxckpt.testing import load_snapshot, save_snapshot, snapshot_from_footprint
+      >>> from jaxckpt.testing.file import Owner
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> snapshot, owner = snapshot_from_footprint(made), Owner(test="test_step")
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "test_step.toml")
+      >>> save_snapshot(snapshot, path, owner=owner)
+      >>> load_snapshot(path, owner=owner).temp_bytes
+      64
     """
     path = Path(path)
     try:

@@ -41,6 +41,14 @@ class Snapshot:
       depth: The depth to which scopes are separate.
       is_mapped: True if XLA's buffers were read; otherwise there are no scopes.
       scopes: In natural order; those without bytes are left out.
+
+    Example:
+      >>> import jaxckpt
+      >>> from jaxckpt.testing import snapshot_from_footprint
+      >>> made = jaxckpt.Footprint(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=64, target="h200")
+      >>> snapshot = snapshot_from_footprint(made)
+      >>> snapshot.total_bytes, snapshot.target, snapshot.is_mapped
+      (72, 'h200', False)
     """
 
     target: str

@@ -188,6 +188,16 @@ class Verification(Shown):
       effects: Side effects of the step, such as prints; they happened in both runs.
       random_draws: How often random bits are drawn, in the step and in the planned step. More in the planned step means
         that bits are drawn a second time, from the same key.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> planned_step = jaxckpt.apply(step, jaxckpt.Policy(default="recompute"))
+      >>> found = jaxckpt.verify(step, planned_step, jnp.eye(4), jnp.ones((2, 4)))
+      >>> found.ok, len(found.leaves), found.random_draws
+      (True, 1, (0, 0))
+      >>> found.check() is found  # a test's last line: raises where a result differs
+      True
     """
 
     _report: ClassVar[str] = "jaxckpt.report.checks:verification_report"

@@ -11,7 +11,7 @@ from tests.planner.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
-WIDTH, ROWS, LAYERS = 2048, 4096, 4
+WIDTH, ROWS, LAYERS = 2048, 4096, 3
 
 
 def wide(w, x):

@@ -17,6 +17,7 @@ from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
 from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.solve import OptimalSolver
+from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import needs_compiler
 
@@ -84,6 +85,12 @@ def planner():
 
 
 @pytest.fixture(scope="module")
+def plain(no_local_search):
+    """The planner of the same step that runs nothing in pieces."""
+    return FakePlanner(step, *ARGS, target="h200", donate_argnums=0)
+
+
+@pytest.fixture(scope="module")
 def least(planner):
     return planner.chunk_solver.min_memory_plans[0]
 
@@ -98,8 +105,7 @@ def test_the_model_expects_less_of_rows_in_pieces(planner, least):
     assert planner.smallest().plan.row_chunks
 
 
-def test_the_floor_names_rows_in_pieces_unless_they_are_allowed(planner, least):
-    plain = FakePlanner(step, *ARGS, target="h200", donate_argnums=0)
+def test_the_floor_names_rows_in_pieces_unless_they_are_allowed(planner, plain, least):
     (remedy,) = (each for each in plain.floor().remedies if "pieces" in each.title)
     saved_bytes = plain.solver.min_memory_plan.predicted.temp_bytes - least.predicted.temp_bytes
     assert remedy.saves_bytes == pytest.approx(saved_bytes, rel=0.15)
@@ -196,14 +202,13 @@ def test_what_is_required_outside_of_the_region_is_required_in_pieces(planner):
         assert plan.decisions[there] == Save()
 
 
-def test_without_the_word_nothing_runs_in_pieces():
+def test_without_the_word_nothing_runs_in_pieces(plain):
     assert PlanOptions().allow == ("recompute",)
-    planner = FakePlanner(step, *ARGS, target="h200", donate_argnums=0)
-    assert planner.chunk_solver is None
-    assert not planner.smallest().plan.row_chunks
+    assert plain.chunk_solver is None
+    assert not plain.smallest().plan.row_chunks
     with pytest.raises(InfeasibleBudgetError) as refused:
-        planner.plan(budget=planner.smallest().footprint.total_bytes - 2**20)
-    assert refused.value.minimum_bytes == planner.smallest().footprint.total_bytes
+        plain.plan(budget=plain.smallest().footprint.total_bytes - 2**20)
+    assert refused.value.minimum_bytes == plain.smallest().footprint.total_bytes
 
 
 def test_a_step_without_such_rows_is_planned_as_without_the_word():
@@ -215,8 +220,8 @@ def test_a_step_without_such_rows_is_planned_as_without_the_word():
 
 
 @needs_compiler
-def test_a_budget_below_all_other_plans_is_met_by_rows_in_pieces():
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0, allow=ALLOW, max_compiles=3)
+def test_a_budget_below_all_other_plans_is_met_by_rows_in_pieces(planner):
+    planner = not_compiled(planner, Planner, options=replace(planner.options, max_compiles=3))
     undivided = planner.measure(planner.solver.min_memory_plan).footprint
     assert undivided.temp_bytes >= LOGITS_BYTES
     plan = planner.plan(budget=planner.fixed_bytes + 3 * LOGITS_BYTES // 4)

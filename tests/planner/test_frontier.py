@@ -13,6 +13,7 @@ from jaxckpt.planner import Planner, frontier_of
 from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import frontier_report, render_text
 from tests.memory_maps import MIB
+from tests.planner.solved import not_compiled
 from tests.planner.test_planner import ARGS, needs_compiler, step
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
@@ -23,12 +24,20 @@ def frontier(no_local_search):
     return jaxckpt.pareto(step, *ARGS, target="h200", donate_argnums=0, points=5)
 
 
+@pytest.fixture(scope="module")
+def solved(no_local_search):
+    """The planner whose solver all others share."""
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    assert planner.solver
+    return planner
+
+
 @pytest.fixture
-def modelled(monkeypatch):
+def modelled(monkeypatch, solved):
     """A planner whose compiler is the model, off by what a test says."""
 
     def made(off=lambda plan: (1.0, 1.0)):
-        planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+        planner = not_compiled(solved)
 
         def measure(plan):
             expected = plan.prediction
@@ -60,13 +69,12 @@ def assert_monotone(frontier):
 
 
 @needs_compiler
-def test_a_frontier_from_smallest_to_fastest_is_monotone(frontier):
+def test_a_frontier_from_smallest_to_fastest_is_monotone(frontier, solved):
     assert_monotone(frontier)
     assert 3 <= len(frontier) <= 5
     assert frontier.fastest.total_bytes <= frontier.unplanned.total_bytes
     assert frontier.fastest.step_s <= frontier.unplanned.step_s
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
-    assert frontier.smallest.total_bytes == planner.floor().total_bytes
+    assert frontier.smallest.total_bytes == not_compiled(solved).floor().total_bytes
     # For the smallest three plans are tried, and two rules that are as small within the error of the model.
     assert frontier.compiles <= 5 + 4
 

@@ -209,9 +209,14 @@ def test_a_mixture_is_refused_by_another_step_or_trip_count(small_plan):
     assert_refused(planner, plan, args, "cannot be split like that", loop_splits=wrong)
 
 
+@pytest.fixture(scope="module")
+def planner(no_local_search):
+    """The planner of the large step, which its tests share with all that was compiled."""
+    return Planner(STEP, *LARGE, target="h200")
+
+
 @needs_compiler
-def test_a_budget_between_two_plans_is_filled_as_compiled():
-    planner = Planner(STEP, *LARGE, target="h200")
+def test_a_budget_between_two_plans_is_filled_as_compiled(planner):
     small, large = (planner.measure(plan) for plan in (planner.solver.min_memory_plan, planner.solver.solve(None)))
     assert planner.step_s_with_stalls(large) < planner.step_s_with_stalls(small)
     limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
@@ -225,8 +230,7 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
 
 
 @needs_compiler
-def test_equal_decisions_in_split_loops_compile_alike(made):
-    planner = Planner(STEP, *LARGE, target="h200")
+def test_equal_decisions_in_split_loops_compile_alike(made, planner):
     whole = planner.measure(made.large.plan).footprint
     split = with_split_loops(made.traced, loop_splits := (LoopSplit(loop=0, lengths=(5, 7)),))
     copies = {copy: d for value, d in made.large.plan.decisions.items() for copy in split.values[value]}

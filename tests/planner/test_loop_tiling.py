@@ -28,6 +28,7 @@ from tests.planner.scanned import (
     held_by,
     small_arguments,
 )
+from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_frontier import assert_monotone
 from tests.planner.test_planner import needs_compiler
@@ -156,9 +157,14 @@ def smallest_untiled(planner):
     return min(planner.measure_all(planner.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
 
 
+@pytest.fixture(scope="module")
+def planner(no_local_search):
+    """The planner of the large step, which its tests share with all that was compiled and solved."""
+    return Planner(STEP, *LARGE, target="h200")
+
+
 @needs_compiler
-def test_a_budget_below_all_other_plans_is_met_by_tiled_loops():
-    planner = Planner(STEP, *LARGE, target="h200")
+def test_a_budget_below_all_other_plans_is_met_by_tiled_loops(planner):
     whole, least = least_untiled(planner), planner.smallest()
     assert least.plan.loop_tilings
     assert least.footprint.total_bytes < 0.75 * whole.footprint.total_bytes
@@ -174,8 +180,8 @@ def test_a_budget_below_all_other_plans_is_met_by_tiled_loops():
     assert refused.value.minimum_bytes == least.footprint.total_bytes
 
 
-def test_a_frontier_goes_on_with_tiled_loops_below_all_others():
-    planner = FakePlanner(STEP, *LARGE, target="h200")
+def test_a_frontier_goes_on_with_tiled_loops_below_all_others(planner):
+    planner = not_compiled(planner, FakePlanner)
     frontier = frontier_of(planner, points=6)
     assert_monotone(frontier)
     whole = [not point.plan.loop_tilings for point in frontier]
@@ -206,7 +212,7 @@ def test_the_largest_batch_is_one_of_tiled_loops(monkeypatch, loop_tilings):
 
 
 @needs_compiler
-def test_tiled_loops_take_no_more_than_checkpoints_by_hand(made):
+def test_tiled_loops_take_no_more_than_checkpoints_by_hand(made, planner):
     def by_hand(w, x):
         def group(x, w):
             return jax.lax.scan(jax.checkpoint(block), x, w)
@@ -215,7 +221,6 @@ def test_tiled_loops_take_no_more_than_checkpoints_by_hand(made):
         return (jax.lax.scan(jax.checkpoint(group), x, w)[0] ** 2).mean()
 
     marked = jaxckpt.footprint(jax.value_and_grad(by_hand), *LARGE, target="h200")
-    planner = Planner(STEP, *LARGE, target="h200")
     (plan,) = made.min_memory_plans
     found = planner.measure(plan).footprint
     assert found.total_bytes <= 1.01 * marked.total_bytes

@@ -1,5 +1,7 @@
 """The loop that keeps the promise, against the real compiler for a GPU that is not here."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -19,6 +21,7 @@ from jaxckpt.hlo import Part
 from jaxckpt.machine import Target, targets
 from jaxckpt.planner import Planner
 from jaxckpt.planner.planner import CompiledPlan
+from tests.planner.solved import not_compiled
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
@@ -239,9 +242,9 @@ def test_state_on_the_host_is_refused_with_advice(word):
 
 
 @pytest.mark.parametrize(("factor", "share"), [(1.02, 0.9), (1.15, 0.5), (1.15, 0.7), (1.4, 0.5), (1.4, 0.9)])
-def test_a_model_that_predicts_too_little_is_corrected(monkeypatch, factor, share):
+def test_a_model_that_predicts_too_little_is_corrected(monkeypatch, planner, factor, share):
     """The compiler is one that needs more temporaries than predicted, always by the same factor."""
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    planner = not_compiled(planner)
     measured = {}
     monkeypatch.setattr(
         planner, "measure", lambda plan: CompiledPlan(plan, measured.setdefault(plan, inflated(plan, factor)))
@@ -265,8 +268,8 @@ def inflated(plan, factor):
     )
 
 
-def test_a_plan_slightly_too_large_is_corrected(monkeypatch):
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+def test_a_plan_slightly_too_large_is_corrected(monkeypatch, planner):
+    planner = not_compiled(planner)
     monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.02)))
     monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     smallest, largest = (
@@ -278,9 +281,9 @@ def test_a_plan_slightly_too_large_is_corrected(monkeypatch):
     assert all(attempt.predicted_bytes > planner.fixed_bytes + smallest for attempt in plan.attempts)
 
 
-def test_feasible_smallest_plans_are_compiled_before_a_refusal(monkeypatch):
+def test_feasible_smallest_plans_are_compiled_before_a_refusal(monkeypatch, planner):
     """Of all plans the compiler agrees about the one alone that would be tried last."""
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0, max_compiles=1)
+    planner = not_compiled(planner, options=replace(planner.options, max_compiles=1))
     last = planner.solver.min_memory_plans[-1]
     assert last != planner.solver.min_memory_plan
     monkeypatch.setattr(
@@ -296,9 +299,9 @@ def test_feasible_smallest_plans_are_compiled_before_a_refusal(monkeypatch):
     assert refused.value.minimum_bytes > below
 
 
-def test_a_correction_too_small_is_followed_by_a_larger_one(monkeypatch):
+def test_a_correction_too_small_is_followed_by_a_larger_one(monkeypatch, planner):
     """The compiler takes a little more than the budget, whatever it is asked for, until it is asked for much less."""
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    planner = not_compiled(planner)
     smallest, largest = (
         plan.predicted.temp_bytes for plan in (planner.solver.min_memory_plan, planner.solver.empty_plan)
     )
@@ -317,9 +320,9 @@ def test_a_correction_too_small_is_followed_by_a_larger_one(monkeypatch):
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])
-def test_a_plan_much_too_slow_is_compared_with_another_cut(monkeypatch, slower):
+def test_a_plan_much_too_slow_is_compared_with_another_cut(monkeypatch, planner, slower):
     """The compiler agrees on bytes; of the cut that the model likes best it thinks less."""
-    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    planner = not_compiled(planner)
     smallest, largest = (
         plan.predicted.temp_bytes for plan in (planner.solver.min_memory_plan, planner.solver.empty_plan)
     )

@@ -1,5 +1,7 @@
 """Which candidates are compiled, with a compiler that is the model, off by what a test says."""
 
+import functools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import solve
 from jaxckpt.solve.effort import Effort, with_default_effort
+from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import ARGS, MIB, inflated, step
 
@@ -46,18 +49,35 @@ def test_at_the_question_the_budget_is_expected(points, limit_bytes):
             assert asked_bytes < predicted_bytes
 
 
+class Off(FakePlanner):
+    """Its compiler says that plans take their predicted temporaries times a factor."""
+
+    def measure(self, plan):
+        self._footprints[plan] = inflated(plan, self.off(plan))
+        return CompiledPlan(plan, self._footprints[plan])
+
+    def step_s_with_stalls(self, candidate):
+        return candidate.plan.predicted.step_s
+
+
+def new_planner(off=lambda plan: 1.0, **options):
+    """A planner that has solved nothing."""
+    planner = Off(step, *ARGS, target="h200", donate_argnums=0, **options)
+    planner.off = off
+    return planner
+
+
+@functools.cache
+def solved():
+    """The planner whose solver and rules all others share."""
+    planner = new_planner()
+    assert planner.solver and planner.simple_rules
+    return planner
+
+
 def planner_of(off=lambda plan: 1.0, **options):
-    """A planner whose compiler says that plans take their predicted temporaries times a factor."""
-
-    class Off(FakePlanner):
-        def measure(self, plan):
-            self._footprints[plan] = inflated(plan, off(plan))
-            return CompiledPlan(plan, self._footprints[plan])
-
-        def step_s_with_stalls(self, candidate):
-            return candidate.plan.predicted.step_s
-
-    return Off(step, *ARGS, target="h200", donate_argnums=0, **options)
+    """A planner whose step is solved already, and that has compiled nothing."""
+    return not_compiled(solved(), off=off, options=replace(solved().options, **options))
 
 
 def test_the_answer_does_not_depend_on_earlier_questions():
@@ -66,11 +86,11 @@ def test_the_answer_does_not_depend_on_earlier_questions():
     def off(plan):
         return 1.0 + 0.01 * (len(plan.decisions) % 7)
 
-    asked = planner_of(off)
+    asked = new_planner(off)
     together = [asked.plan(budget=budget) for budget in budgets]
     asked.plan(budget=0.9)
     for budget, before in zip(budgets, together, strict=True):
-        alone = planner_of(off).plan(budget=budget)
+        alone = new_planner(off).plan(budget=budget)
         assert (alone.decisions, alone.stages) == (before.decisions, before.stages)
         assert asked.plan(budget=budget) == before
 
@@ -113,7 +133,7 @@ def test_a_rule_that_is_predicted_too_large_is_compiled_before_a_refusal():
     rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
     budget = rule.predicted.total_bytes - rule.predicted.temp_bytes // 10
     with with_default_effort(Effort()):  # the solver has more than one small plan
-        planner = planner_of(lambda plan: 0.8 if plan.strategy == rule.strategy else 2.0, max_compiles=2)
+        planner = new_planner(lambda plan: 0.8 if plan.strategy == rule.strategy else 2.0, max_compiles=2)
     assert planner.plan(budget=budget).strategy == rule.strategy
 
 
@@ -160,7 +180,7 @@ def test_a_rule_that_does_not_fit_the_step_is_none_of_the_rules(monkeypatch):
         return solve(problem, strategy)
 
     monkeypatch.setattr("jaxckpt.planner.planner.solve", refused)
-    assert not any(plan.strategy.startswith("dots") for plan in planner_of().simple_rules)
+    assert not any(plan.strategy.startswith("dots") for plan in new_planner().simple_rules)
 
 
 def test_plans_of_least_memory_are_compiled_at_once_where_cores_are_idle(monkeypatch):

@@ -1,5 +1,6 @@
 """Shards that the planner chooses: beside a plan that recomputes, on devices, in files, and refused without a mesh."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -12,6 +13,7 @@ import jaxckpt
 from jaxckpt import InfeasibleBudgetError, UnsupportedDecisionError
 from jaxckpt.ir import Partition, Save
 from jaxckpt.planner.planner import CompiledPlan, Planner
+from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import needs_compiler
 
@@ -73,8 +75,20 @@ class Priced(Slow, FakePlanner):
         return CompiledPlan(plan, found)
 
 
-def made(allow=BOTH, **said):
-    return type("Made", (Priced,), said)(step, *described(), target="h200:8", allow=allow)
+@functools.cache
+def solved():
+    """The planner whose solvers all others share that may keep shards."""
+    planner = Priced(step, *described(), target="h200:8", allow=BOTH)
+    assert planner.solver and planner.recompute_only
+    return planner
+
+
+def made(**said):
+    return not_compiled(solved(), **said)
+
+
+def without_shards():
+    return Priced(step, *described(), target="h200:8", allow=("recompute",))
 
 
 @pytest.mark.parametrize("sharded_s", [0.5, 2.0])
@@ -92,7 +106,7 @@ def test_shards_that_compile_larger_are_not_returned():
 
 
 def test_a_budget_below_all_is_refused_with_the_least_total():
-    alone = made(("recompute",))
+    alone = without_shards()
     with pytest.raises(InfeasibleBudgetError) as least:
         alone.plan(budget=alone.fixed_bytes + 2**20)
     with pytest.raises(InfeasibleBudgetError) as refused:
@@ -113,7 +127,7 @@ def test_the_compiled_program_holds_an_nth_and_gathers_it():
 
 
 def test_without_leave_to_partition_nothing_is_measured_twice():
-    planner = made(("recompute",))
+    planner = without_shards()
     assert not shards(planner.plan(budget=BUDGET))
     assert "recompute_only" not in vars(planner)
 

@@ -49,6 +49,12 @@ def as_it_is(planner):
     return planner.unplanned
 
 
+@pytest.fixture(scope="module")
+def by_jax_checkpoint():
+    """The network with `jax.checkpoint` around each block, compiled."""
+    return jaxckpt.footprint(gradient(jax.checkpoint(block)), *ARGUMENTS, target="h200")
+
+
 def test_every_inner_block_holds_the_same_bytes(as_it_is):
     memory = as_it_is.memory
     held = {scope.scope: scope.held_bytes for scope in memory.scopes(depth=1) if scope.scope}
@@ -58,16 +64,14 @@ def test_every_inner_block_holds_the_same_bytes(as_it_is):
     assert sum(held.values()) >= 0.9 * as_it_is.temp_bytes
 
 
-def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is):
-    again = jaxckpt.footprint(gradient(jax.checkpoint(block)), *ARGUMENTS, target="h200")
-    assert as_it_is.temp_bytes / again.temp_bytes >= SEED
+def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is, by_jax_checkpoint):
+    assert as_it_is.temp_bytes / by_jax_checkpoint.temp_bytes >= SEED
 
 
-def test_mindspores_cells_take_no_more_than_jax_checkpoint_of_each_block(planner):
+def test_mindspores_cells_take_no_more_than_jax_checkpoint_of_each_block(planner, by_jax_checkpoint):
     """Random bits of different cells are not drawn by one kernel at the start of the backward."""
     by_policy = planner.follow(load_policy("mindspore_cell")).footprint
-    again = jaxckpt.footprint(gradient(jax.checkpoint(block)), *ARGUMENTS, target="h200")
-    assert by_policy.temp_bytes <= again.temp_bytes
+    assert by_policy.temp_bytes <= by_jax_checkpoint.temp_bytes
 
 
 def test_a_plan_of_the_unmarked_network_saves_as_much(planner, as_it_is):

@@ -43,6 +43,16 @@ class EvictionOptions(TrainingOptions):
       optimum: Whether our static optimum is a further line; with kernels only.
       frozen: Whether what each rule does is a line as a plan, too; with kernels only.
       processes: Among which the budgets of a rule are divided.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> options = dynamic.EvictionOptions(evictors=["dtr", "coop"], ratios=[1.0], optimum=False)
+      >>> found = dynamic.compare_evictors(step, *args, options=options)
+      >>> [row.evictor for row in found.rows]
+      ['dtr', 'coop']
     """
 
     ratios: Sequence[float] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -85,6 +95,16 @@ class EvictionRow:
       run_s: Seconds of the whole simulation, or of the solver.
       recomputations: Calls run again.
       reason: Why it did not end; "" where it did.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> found = dynamic.compare_evictors(step, *args, evictors=["dtr"], ratios=[1.0], optimum=False)
+      >>> (row,) = found.rows
+      >>> row.evictor, row.ok, row.overhead, row.recomputations
+      ('dtr', True, 1.0, 0)
     """
 
     evictor: str
@@ -114,6 +134,15 @@ class Evictions(Shown):
       whole_bytes: The memory without a budget, arguments included: what ratios are of.
       argument_bytes: Of these the arguments.
       rows: By rule, then by ratio.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> found = dynamic.compare_evictors(step, *args, evictors=["dtr"], ratios=[1.0], optimum=False)
+      >>> found.rules, found.steps, found.rows[0].budget_bytes == found.whole_bytes
+      (('dtr',), 3, True)
     """
 
     _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:evictions_report"

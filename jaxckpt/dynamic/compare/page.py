@@ -52,6 +52,14 @@ def stepper_page(maps: Mapping[str, AddressMap], *, title: str = "jaxckpt") -> s
     Args:
       maps: As `stepper`'s.
       title: Of the window, and heading.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> chain = dynamic.unit_chain(8)
+      >>> maps = {rule: dynamic.address_map(chain, budget=4, evictor=rule) for rule in ("dtr_eq", "coop")}
+      >>> page = dynamic.stepper_page(maps, title="A chain of 8")
+      >>> "<title>A chain of 8</title>" in page
+      True
     """
     pictures = layouts([_memory(name, found) for name, found in maps.items()], width=2400, height=900, points=1500)
     shown = [_page_map(picture, name, maps[name]) for picture, name in zip(pictures, maps, strict=True)]

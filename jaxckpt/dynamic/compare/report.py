@@ -14,7 +14,20 @@ from jaxckpt.report.tree import Chart, Line, Section, Table, Text, columns
 
 
 def evictions_report(evictions: Evictions) -> Section:
-    """Three charts and the tables behind them, a row a rule and a column a ratio; what did not end, and why."""
+    """Three charts and the tables behind them, a row a rule and a column a ratio; what did not end, and why.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> found = dynamic.compare_evictors(step, *args, evictors=["dtr"], ratios=[1.0], optimum=False)
+      >>> report = dynamic.evictions_report(found)
+      >>> report.title
+      'Evictors: <lambda> on h200'
+      >>> [part.title for part in report.parts[1:4]]
+      ['Time by memory', 'Fragmentation by memory', 'Searching by memory']
+    """
     found = evictions
     failed = [row for row in found.rows if not row.ok]
     unit = "kernels" if found.basis == "kernels" else "ops, each a kernel of its own"
@@ -86,7 +99,14 @@ def _fragmentation(row: EvictionRow) -> str:
 
 
 def simulation_report(run: Simulation | EagerRun) -> Section:
-    """The counters of one simulation, or of one eager run."""
+    """The counters of one simulation, or of one eager run.
+
+    Example:
+      >>> from jaxckpt import dynamic
+      >>> run = dynamic.simulate(dynamic.unit_chain(16), budget=8, evictor="dtr")
+      >>> dynamic.simulation_report(run).title
+      'dtr (counted), budget 8 B: ok'
+    """
     title, *lines = str(run).splitlines()
     return Section(title=title, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
 

@@ -43,6 +43,16 @@ class TrainingOptions:
 
     Raises:
       ComparisonError: There is no such basis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> options = dynamic.TrainingOptions(evictors=["dtr"], basis="eager", steps=1)
+      >>> maps = dynamic.address_maps(step, *args, ratio=0.9, options=options)
+      >>> {name: found.simulation.ok for name, found in maps.items()}
+      {'dtr': True}
     """
 
     evictors: Sequence[str] = ("dtr", "dte", "coop")

@@ -48,6 +48,15 @@ class EagerRun(Shown):
       unlimited_bytes: The most that they would be without a budget.
       trace_s: Seconds to make a program of the step; next to nothing where its arguments were of a known kind.
       compute_s: Seconds in ops, those computed again included.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxckpt import dynamic
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(8), jnp.ones((64, 8))
+      >>> ran = dynamic.run(step, *args, budget=0.9, evictor="dtr_eq")
+      >>> ran.outputs.shape, ran.peak_bytes <= 0.9 * ran.unlimited_bytes
+      ((8, 8), True)
     """
 
     _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:eager_report"
