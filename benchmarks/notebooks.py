@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin")
 _KERNEL = {"display_name": "Python 3", "language": "python"}
-_CELL_TIMEOUT_S = 600
+_CELL_TIMEOUT_S = 3600
+"""For a machine that other programs use."""
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 """Address of the repository, from which a hosted notebook service fetches."""
 HOSTED = REPOSITORY.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/notebooks"

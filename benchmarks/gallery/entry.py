@@ -18,6 +18,8 @@ class Entry:
       written: Builds the program as written, at the thread's sizes by default.
       advised: Builds the program with the advice, for the same sizes; None if that is not a version here.
       advice: The advice in a few words.
+      is_advice_timed: False if the advised program has loops whose trip counts XLA does not know: an estimate counts
+        such a loop once, and the tables leave it out.
       added: What the thread does not say, and the entry therefore adds; "" if nothing.
       small: Sizes that a CPU runs in a second.
     """
@@ -28,5 +30,6 @@ class Entry:
     written: Callable[..., Step]
     advised: Callable[..., Step] | None = None
     advice: str = "none seen"
+    is_advice_timed: bool = True
     added: str = ""
     small: Mapping[str, Any]

@@ -73,6 +73,31 @@ def kernel_matrices(*, points: int = 1000, features: int = 30) -> Step:
     return Step(jax.grad(loss), (_array(points, features), active, _array(features, points)))
 
 
+def _low_rank(is_by_trainable: bool, side: int, rank: int) -> Step:
+    def loss(model: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        frozen = jax.lax.stop_gradient(model["weight"])
+        y = frozen @ x + model["a"] @ (model["b"] @ x) + model["bias"]
+        return jnp.square(jnp.mean(y))
+
+    def gradient(model: dict[str, jax.Array], x: jax.Array) -> Any:
+        trainable = {name: leaf for name, leaf in model.items() if name != "weight"}
+        return jax.value_and_grad(lambda leaves: loss({"weight": model["weight"], **leaves}, x))(trainable)
+
+    sizes = {"weight": (side, side), "a": (side, rank), "b": (rank, side), "bias": (side,)}
+    arguments = {name: _array(*size) for name, size in sizes.items()}, _array(side)
+    return Step(gradient if is_by_trainable else jax.value_and_grad(loss), arguments)
+
+
+def low_rank(*, side: int = 4096, rank: int = 64) -> Step:
+    """quax-28: the gradient by all leaves of a layer with a low-rank adapter, its weight under `stop_gradient`."""
+    return _low_rank(False, side, rank)
+
+
+def low_rank_by_trainable(*, side: int = 4096, rank: int = 64) -> Step:
+    """quax-28: the gradient by the trainable leaves only."""
+    return _low_rank(True, side, rank)
+
+
 ENTRIES = (
     Entry(
         name="jax-19822",
@@ -101,5 +126,16 @@ ENTRIES = (
         written=kernel_matrices,
         added="The thread evaluates in float64; the entry takes the gradient by the points, in float32.",
         small={"points": 5, "features": 3},
+    ),
+    Entry(
+        name="quax-28",
+        address="https://github.com/nstarman/quax/issues/28",
+        problem="the gradient of a low-rank adapter has an array of zeros for each frozen weight",
+        written=low_rank,
+        advised=low_rank_by_trainable,
+        advice="the gradient by the trainable leaves only",
+        added="The thread's layer is one of Equinox with an adapter of quax; the entry writes both as products of"
+        " arrays. The advice is that of the change that closed the thread.",
+        small={"side": 8, "rank": 2},
     ),
 )

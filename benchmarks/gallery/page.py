@@ -35,7 +35,7 @@ def overview_table(data: Mapping[str, Any], names: Iterable[str], *, page: str) 
     ]
     for name in names:
         answers = data["entries"].get(name, {}).get("answers", {})
-        advised = answers.get(ADVISED)
+        advised = advised_of(name, answers)
         cells = [
             cell(answers.get(WRITTEN)),
             ENTRIES[name].advice if ENTRIES[name].advised is None else cell(advised),
@@ -61,7 +61,7 @@ def entry_table(name: str, record: Mapping[str, Any]) -> str:
     smallest = answers.get(SMALLEST, {})
     rows = {"as written": answers.get(WRITTEN)}
     if entry.advised is not None:
-        rows[entry.advice] = answers.get(ADVISED)
+        rows[entry.advice] = advised_of(name, answers)
     budget = next((question.removeprefix(BUDGET) for question in answers if question.startswith(BUDGET)), None)
     if budget is not None:
         rows[f"**jaxckpt**, in {format_bytes(int(budget))}"] = plan_of(answers)
@@ -76,6 +76,14 @@ def entry_table(name: str, record: Mapping[str, Any]) -> str:
         listed = ", ".join(f"{purpose} {format_bytes(size)}" for purpose, size in purposes)
         lines += ["", f"Purposes of the smallest plan's bytes, the largest: {listed}."]
     return "\n".join([*lines, ""])
+
+
+def advised_of(name: str, answers: Mapping[str, Answer]) -> Answer | None:
+    """The answer about the advice, without seconds where no estimate holds for it."""
+    answer = answers.get(ADVISED)
+    if answer is None or ENTRIES[name].is_advice_timed:
+        return answer
+    return {key: value for key, value in answer.items() if key != "step_s"}
 
 
 def plan_of(answers: Mapping[str, Answer]) -> Answer | None:
@@ -102,6 +110,6 @@ def cells_of(answer: Answer | None) -> tuple[str, str, str, str]:
     return (
         format_bytes(answer["total_bytes"]),
         format_bytes(answer["temp_bytes"]),
-        f"{1e3 * answer['step_s']:.1f} ms",
+        f"{1e3 * answer['step_s']:.1f} ms" if "step_s" in answer else "",
         planning,
     )

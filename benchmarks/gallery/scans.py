@@ -1,5 +1,6 @@
 """Threads about gradients of loops."""
 
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 
@@ -104,6 +105,49 @@ def stacked(*, size: int = 40_000, loops: int = 16) -> Step:
     return _stacked(size, loops, None)
 
 
+_TSIT5 = (
+    (0.161,),
+    (-0.008480655492356989, 0.335480655492357),
+    (2.8971530571054935, -6.359448489975075, 4.3622954328695815),
+    (5.325864828439257, -11.748883564062828, 7.4955393428898365, -0.09249506636175525),
+    (5.86145544294642, -12.92096931784711, 8.159367898576159, -0.071584973281401, -0.028269050394068383),
+    (0.09646076681806523, 0.01, 0.4798896504144996, 1.379008574103742, -3.290069515436081, 2.324710524099774),
+)
+"""Coefficients of the stages and of the result of Tsitouras 2011, as diffrax's Tsit5."""
+
+
+def _ode(is_checkpointed: bool, side: int, steps: int) -> Step:
+    def field(y: jax.Array, params: jax.Array) -> jax.Array:
+        laplacian = sum(jnp.roll(y, shift, axis) for axis in (0, 1) for shift in (-1, 1)) - 4 * y
+        return params[0] * laplacian + jnp.tanh(params[1] * y) - y**3
+
+    def loss(params: jax.Array, y: jax.Array) -> jax.Array:
+        def body(y: jax.Array, _: None) -> tuple[jax.Array, None]:
+            slopes = [field(y, params)]
+            for row in _TSIT5[:-1]:
+                stage = y + 1e-3 * sum(a * k for a, k in zip(row, slopes, strict=True))
+                slopes.append(field(stage, params))
+            return y + 1e-3 * sum(b * k for b, k in zip(_TSIT5[-1], slopes, strict=True)), None
+
+        if is_checkpointed:
+            y, _ = eqxi.scan(body, y, None, length=steps, kind="checkpointed")
+        else:
+            y, _ = jax.lax.scan(body, y, length=steps)
+        return jnp.mean(y**2)
+
+    return Step(jax.grad(loss), (_array(2), _array(side, side)))
+
+
+def ode(*, side: int = 256, steps: int = 1000) -> Step:
+    """diffrax-685: Tsit5 steps in a scan."""
+    return _ode(False, side, steps)
+
+
+def checkpointed_ode(*, side: int = 256, steps: int = 1000) -> Step:
+    """diffrax-685: the same in the checkpointed loop that diffrax takes by default."""
+    return _ode(True, side, steps)
+
+
 ENTRIES = (
     Entry(
         name="jax-27748",
@@ -142,5 +186,17 @@ ENTRIES = (
         advice="an option of XLA, not compiled here",
         added="The thread evaluates the loops; the entry takes the gradient of a sum of squares.",
         small={"size": 6, "loops": 2},
+    ),
+    Entry(
+        name="diffrax-685",
+        address="https://github.com/patrick-kidger/diffrax/issues/685",
+        problem="the gradient of an ODE solver with 1,000 steps runs out of memory",
+        written=ode,
+        advised=checkpointed_ode,
+        advice="a loop with recursive checkpoints, as the thread has",
+        is_advice_timed=False,
+        added="The thread is a description: 256 x 256 equations, Tsit5, at most 1,000 steps. The entry adds the"
+        " equations (reaction and diffusion on a grid) and takes steps of one length; as written it is a plain scan.",
+        small={"side": 4, "steps": 6},
     ),
 )

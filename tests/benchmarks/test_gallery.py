@@ -11,6 +11,8 @@ from benchmarks.gallery import ENTRIES, heads, networks, page, questions, scans
 from benchmarks.record import read
 from jaxckpt import Planner
 
+FEWER_RESULTS = {"quax-28"}
+"""Entries whose advice returns less: it leaves out gradients that are zero."""
 THREAD = re.compile(r"https://github\.com/[\w-]+/[\w-]+/(issues|pull)/(\d+)")
 
 
@@ -49,6 +51,15 @@ def assert_equal(found, expected):
         assert jnp.allclose(one.astype(float), other.astype(float), rtol=near, atol=near * 1e-1)
 
 
+def with_the_leaves_of(found, expected):
+    """The leaves of a tree at the paths of another; the leaves at no such path are zeros."""
+    leaves = dict(jax.tree_util.tree_leaves_with_path(expected))
+    paths, tree = jax.tree_util.tree_flatten_with_path(found)
+    chosen = [leaves.pop(path) for path, _ in paths]
+    assert leaves and not any(jnp.any(leaf) for leaf in leaves.values())
+    return jax.tree.unflatten(tree, chosen)
+
+
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=lambda entry: entry.name)
 def test_every_version_computes_the_same_gradient(entry):
     step = entry.written(**entry.small)
@@ -58,7 +69,8 @@ def test_every_version_computes_the_same_gradient(entry):
     if entry.advised is not None:
         advised = entry.advised(**entry.small)
         assert jax.tree.map(jnp.shape, advised.args) == jax.tree.map(jnp.shape, step.args)
-        assert_equal(jax.jit(advised.function)(*args), expected)
+        found = jax.jit(advised.function)(*args)
+        assert_equal(found, with_the_leaves_of(found, expected) if entry.name in FEWER_RESULTS else expected)
     plan = Planner(step, target="cpu").plan(budget=2**40, strategy="full")
     assert_equal(jax.jit(plan.apply(step.function))(*args), expected)
 

@@ -73,7 +73,7 @@ def losses(output: str) -> list[list[float]]:
 
 
 TRAINING = ["linen_train_state", "nnx_step", "equinox_step", "accumulation", "lora", "mesh"]
-SLOW = ["haiku_step", "keras_step", "hugging_face"]
+SLOW = ["haiku_step", "keras_step", "hugging_face", "maxtext_step"]
 
 
 @pytest.mark.parametrize("name", [*TRAINING, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
