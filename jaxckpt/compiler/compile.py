@@ -22,8 +22,9 @@ from jaxckpt.compiler.compile_options import (
     AUTOTUNER,
     dump_options,
     dumped_program,
-    needs_autotuner,
+    lacks_kernels,
     quick_options,
+    require_autotuner,
 )
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
@@ -80,7 +81,7 @@ class LoweredStep:
         """
         started_s = time.perf_counter()
         temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
-        with temporary as folder, quick_options(self.target) as quick, _explained(self.name, self.target):
+        with temporary as folder, quick_options(self.target, self.name) as quick, _explained(self.name, self.target):
             executable = self._executable(dict(dump_options(folder)) | quick)
             compile_s = self.lower_s + time.perf_counter() - started_s
             program = dumped_program(folder)
@@ -94,8 +95,9 @@ class LoweredStep:
         try:
             return self.lowered.compile(compiler_options=options | own)
         except jax.errors.JaxRuntimeError as error:
-            if AUTOTUNER not in options or not needs_autotuner(str(error)):
+            if AUTOTUNER not in options or not lacks_kernels(str(error)):
                 raise
+        require_autotuner(self.target, self.name)
         del options[AUTOTUNER]
         return self.lowered.compile(compiler_options=options | own)
 

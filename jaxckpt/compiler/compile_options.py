@@ -62,24 +62,35 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
 
 
+_TUNED: set[tuple[Facts, str]] = set()
+"""Devices and names of steps that needed the autotuner. Other plans of a step have the same kernels, and XLA writes
+kilobytes to standard error for each compile that fails without the autotuner."""
+
+
 @contextmanager
-def quick_options(target: Target) -> Iterator[dict[str, object]]:
-    """XLA options that spare work for a target; none where the program might run."""
+def quick_options(target: Target, name: str = "") -> Iterator[dict[str, object]]:
+    """XLA options that spare work for a step on a target; none where the program might run."""
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return
     with _free_file(target.facts) as file:
         if file.exists() and file.stat().st_size > _MOST_BYTES:
             file.unlink()
-        yield {AUTOTUNER: 0, "xla_gpu_kernel_cache_file": str(file)}
+        tuned = {} if (target.facts, name) in _TUNED else {AUTOTUNER: 0}
+        yield {**tuned, "xla_gpu_kernel_cache_file": str(file)}
 
 
-def needs_autotuner(error: str) -> bool:
+def lacks_kernels(error: str) -> bool:
     """True if XLA's error says that kernels cannot be compiled in the one configuration of no autotuner.
 
     Seen with jax 0.12.0 for a batched product of bfloat16 whose 2,560 rows are 16 x 160 transposed ones.
     """
     return _NO_KERNEL in error
+
+
+def require_autotuner(target: Target, name: str) -> None:
+    """Compiles steps of this name for the target with the autotuner from now on."""
+    _TUNED.add((target.facts, name))
 
 
 @contextmanager
