@@ -31,19 +31,20 @@ def stepper(maps: Mapping[str, AddressMap]) -> str:
       maps: By the name that is shown; all of one program.
 
     Returns:
-      One element, a frame around the page of `stepper_page`. The same maps make the same text.
+      One element with a frame around the page of `stepper_page`. The same maps make the same text.
 
     Example:
       >>> from jaxckpt.dynamic import address_map, unit_chain
       >>> chain = unit_chain(8)
       >>> text = stepper({rule: address_map(chain, budget=4, evictor=rule) for rule in ("dtr_eq", "coop")})
-      >>> text.startswith("<iframe srcdoc="), text.endswith("</iframe>")
+      >>> text.startswith("<div><iframe srcdoc="), text.endswith("</iframe></div>")
       (True, True)
     """
     page = html.escape(stepper_page(maps, title="Memory, call by call"), quote=True)
     height = _FRAME_HEIGHT + _RUN_HEIGHT * len(maps)
     style = f"width: 100%; height: {height}px; border: 0"
-    return f'<iframe srcdoc="{page}" style="{style}" title="Memory, call by call"></iframe>'
+    # In an element of its own: of a frame alone IPython warns that its IFrame should be used, which takes an address.
+    return f'<div><iframe srcdoc="{page}" style="{style}" title="Memory, call by call"></iframe></div>'
 
 
 def stepper_page(maps: Mapping[str, AddressMap], *, title: str = "jaxckpt") -> str:
