@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core
-from jax._src import core, distributed, sharding_impls, xla_bridge
+from jax._src import core, distributed, sharding_impls, source_info_util, xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.source_info_util import NameStack
@@ -229,6 +229,12 @@ def name_stack_marks(name_stack: NameStack) -> tuple[tuple[str, bool], ...]:
 def name_stack_without(name_stack: NameStack, drop: frozenset[int]) -> NameStack:
     """A name stack without the entries at some positions. jax 0.10.2, 0.12.0.1."""
     return NameStack(tuple(entry for position, entry in enumerate(name_stack.stack) if position not in drop))
+
+
+def has_user_frame(eqn: jax.extend.core.JaxprEqn) -> bool:
+    """True if an equation's traceback has a line of the user's code: that of a function which jax caches has none."""
+    traceback = eqn.source_info.traceback
+    return traceback is not None and source_info_util.user_frame(traceback) is not None
 
 
 def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:

@@ -111,6 +111,8 @@ class _Inliner:
         self.shard_map_opener = ShardMapOpener()
         self.loop: int | None = None
         self.manual: int | None = None
+        self.call: jex.JaxprEqn | None = None
+        """The innermost call around the next equation that names a line of the user's code."""
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[jex.Var, Any]] = {}
 
@@ -174,7 +176,9 @@ class _Inliner:
         reads = self._constrained(reads, eqn.params.get("in_shardings", ()), stack=stack)
         inner_env.update(zip(inner.invars, reads, strict=True))
         is_remat = eqn.primitive.name in REMATS
+        before, self.call = self.call, eqn if _compat.has_user_frame(eqn) else self.call
         results = self.inline_body(inner, inner_env, stack=self._remat_stack(stack) if is_remat else stack)
+        self.call = before
         results = self._constrained(results, eqn.params.get("out_shardings", ()), stack=stack)
         env.update(zip(eqn.outvars, results, strict=True))
 
@@ -284,11 +288,12 @@ class _Inliner:
         for variable in eqn.outvars:
             if fresh or isinstance(variable, jex.DropVar):
                 env[variable] = jex.Var(variable.aval)
+        source = eqn if self.call is None or _compat.has_user_frame(eqn) else self.call
         eqn = eqn.replace(
             invars=reads,
             outvars=[env.get(v, v) for v in eqn.outvars],
             effects=_compat.retarget_effects(eqn.effects, lambda v: env.get(v, v)),
-            source_info=eqn.source_info.replace(name_stack=stack),
+            source_info=source.source_info.replace(name_stack=stack),
         )
         self.equations.append(Equation(eqn, in_user_remat=in_user_remat, loop=self.loop, manual=self.manual))
         self.opener.note(self.equations[-1])

@@ -48,6 +48,22 @@ def test_calls_are_opened_and_their_names_joined():
     np.testing.assert_array_equal(evaluated(program, X)[0], jnp.sin(jnp.sin(X) * 2) * 2)
 
 
+def test_ops_of_cached_functions_name_the_line_that_calls_them():
+    """Such as `jnp.where` and `bernoulli`, which jax traces once for all callers, without their lines."""
+
+    def step(x):
+        kept = jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)
+        return jnp.where(kept, x, 0.0)
+
+    flattened(step, X)
+    lines = [
+        {frame.file_name for frame in equation.eqn.source_info.traceback.frames}
+        for equation in flattened(step, X).equations
+    ]
+    assert len(lines) > 10
+    assert all(__file__ in files for files in lines)
+
+
 def test_a_body_used_twice_gets_its_own_variables_each_time():
     program = flattened(lambda x: jax.jit(jnp.sin)(x) + jax.jit(jnp.sin)(x + 1), X)
     results = [id(v) for equation in program.equations for v in equation.eqn.outvars]
