@@ -15,8 +15,8 @@ from benchmarks.notebooks import REPOSITORY, badge, execute, made_with, notebook
 NOTEBOOKS = {path.stem: path for path in notebooks()}
 QUICK = {"00_from_scratch"}
 """What runs with every run of the tests; the others take minutes together, and `make slow` runs them."""
-MOST_WORDS, MOST_LINES, MOST_BYTES = 1200, 300, 400_000
-"""Of prose and of code, ten minutes of a reader; and what a code host still shows."""
+MOST_WORDS, MOST_LINES, MOST_BYTES = 1200, 300, 600_000
+"""Of prose and of code, ten minutes of a reader; and what a code host still shows: Chart.js is 210,000 of the bytes."""
 
 
 def texts(notebook) -> list[list[str]]:

@@ -20,7 +20,7 @@ def maps(budget=5):
 def test_equal_maps_make_equal_text_and_no_name_ends_the_script():
     text = stepper(maps())
     assert text == stepper(maps())
-    assert text.count("<") == 2, "all of the page is the frame's attribute"
+    assert text.count("<") == 4, "all of the page is the attribute of the frame in the element"
     page = html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1])
     assert page == stepper_page(maps(), title="Memory, call by call")
     assert page.count("</script>") == stepper_page({}).count("</script>")

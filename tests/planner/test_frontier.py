@@ -15,6 +15,7 @@ from jaxckpt.report import frontier_report, render_text
 from tests.memory_maps import MIB
 from tests.planner.solved import not_compiled
 from tests.planner.test_planner import ARGS, needs_compiler, step
+from tests.report.test_chart import data_of
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
@@ -105,9 +106,9 @@ def test_the_report_has_a_row_a_plan_and_a_picture(frontier):
     text = render_text(frontier_report(frontier))
     assert f"{frontier.fastest.total_bytes / frontier.unplanned.total_bytes:.0%}" in text
     assert "Estimated time against memory" in text
-    html = frontier._repr_html_()
-    assert html.count('r="4.5"') == len(frontier.points)
-    assert html.count('r="2"') == len(frontier.between)
+    drawn = data_of(frontier_report(frontier))
+    assert len(drawn["frontier"]) == len(frontier.points)
+    assert len(drawn["small"]) == len(frontier.between)
 
 
 def test_points_are_spread_where_most_is_unknown(modelled):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
+from jaxckpt.planner.generators import CandidatePool, NearMisses
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
-from jaxckpt.solve import solve
+from jaxckpt.solve import OptimalSolver, solve
 from jaxckpt.solve.effort import Effort, with_default_effort
 from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
@@ -107,16 +108,20 @@ def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
     assert planner_of().plan(budget=rule.predicted.total_bytes).strategy == "optimal"
 
 
-def test_a_plan_that_is_a_little_too_large_is_changed_until_it_fits():
-    """A rule compiles to a thousandth more than the budget, and every plan of the solver to twice its temporaries."""
-    rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
-    budget = rule.predicted.total_bytes + rule.predicted.temp_bytes // 5
-    with with_default_effort(Effort()):
-        planner = planner_of(lambda plan: 1.201 if plan.strategy == rule.strategy else 2.0)
-        plan = planner.plan(budget=budget)
-    assert plan.strategy == rule.strategy
-    assert plan.decisions != rule.decisions
-    assert plan.footprint.total_bytes <= budget < inflated(rule, 1.201).total_bytes
+def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():
+    """Every plan takes a fifth more temporaries than predicted, so that a rule takes more than its own prediction."""
+    planner = planner_of(lambda plan: 1.2)
+    rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    misses = NearMisses(OptimalSolver(replace(planner.problem, effort=Effort())))
+    near, far = (
+        CandidatePool(planner, int(share * inflated(rule, 1.2).total_bytes), Limits()) for share in (0.98, 0.8)
+    )
+    for pool in (near, far):
+        pool.compile(rule, misses)
+    (candidate,) = misses.fastest(near)
+    assert candidate.plan.decisions != rule.decisions
+    assert planner.measure(candidate.plan).footprint.total_bytes <= near.limit_bytes
+    assert not list(misses.fastest(far))
 
 
 def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
