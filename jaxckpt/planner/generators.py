@@ -122,7 +122,7 @@ class CandidatePool:
         Seconds are off by as much as those of the generator's last plan were.
         """
         predicted = plan.predicted
-        own = [self._slowdown(compiled) for compiled in self.of(generator)]
+        own = [self.slowdown(compiled) for compiled in self.of(generator)]
         total_bytes = predicted.total_bytes + error.at(predicted.total_bytes)
         return Candidate(plan, total_bytes, (own[-1] if own else self.least_slowdown) * predicted.step_s)
 
@@ -132,7 +132,7 @@ class CandidatePool:
 
         As for the plans of others, unless these are slower than the model can explain.
         """
-        least = min(map(self._slowdown, self.compiled), default=1.0)
+        least = min(map(self.slowdown, self.compiled), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
 
     @property
@@ -143,14 +143,14 @@ class CandidatePool:
     @property
     def seconds_spread(self) -> float:
         """The share by which errors of predicted seconds differ among the compiled plans."""
-        slowdowns = [self._slowdown(compiled) for compiled in self.compiled]
+        slowdowns = [self.slowdown(compiled) for compiled in self.compiled]
         return 1 - min(slowdowns) / max(slowdowns)
 
     def of(self, generator: Generator) -> list[CompiledPlan]:
         """Compiled plans that a generator proposed."""
         return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator.source]
 
-    def _slowdown(self, compiled: CompiledPlan) -> float:
+    def slowdown(self, compiled: CompiledPlan) -> float:
         """Estimated seconds of a compiled step over those predicted."""
         step_s = compiled.plan.predicted.step_s
         return self.step_s(compiled) / step_s if step_s and self.step_s(compiled) else 1.0
@@ -274,9 +274,8 @@ class NearMisses(Generator):
                 self._changed[plan] = self._solver.neighbour(plan, asked_bytes)
             changed = self._changed[plan]
             if changed.predicted.temp_bytes <= asked_bytes:
-                slowdown = pool.step_s(compiled) / plan.predicted.step_s
                 total_bytes = changed.predicted.total_bytes + compiled.model_error_bytes
-                yield Candidate(changed, total_bytes, slowdown * changed.predicted.step_s)
+                yield Candidate(changed, total_bytes, pool.slowdown(compiled) * changed.predicted.step_s)
 
 
 class SplitLoops(Generator):
