@@ -34,6 +34,9 @@ _LENT: dict[Facts, list[threading.Lock]] = defaultdict(list)
 
 A file is a device's: XLA finds a kernel by what the kernel computes, whatever it was compiled for.
 """
+_TUNED: set[tuple[Facts, str]] = set()
+"""Devices and names of steps that needed the autotuner. Other plans of a step have the same kernels, and XLA writes
+kilobytes to standard error for each compile that fails without the autotuner."""
 
 
 def dump_options(folder: str | Path) -> tuple[tuple[str, object], ...]:
@@ -60,11 +63,6 @@ def dumped_program(folder: str | Path) -> bytes | None:
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """The folder of the files; the end of the process deletes it."""
     return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
-
-
-_TUNED: set[tuple[Facts, str]] = set()
-"""Devices and names of steps that needed the autotuner. Other plans of a step have the same kernels, and XLA writes
-kilobytes to standard error for each compile that fails without the autotuner."""
 
 
 @contextmanager

@@ -310,9 +310,13 @@ class MemoryMap:
         alive = (b for b in self.temporaries if b.born <= position <= b.dies)
         return tuple(sorted(alive, key=lambda b: (-b.size_bytes, b.id)))
 
+    def innermost_frame(self, buffer: Buffer) -> int:
+        """The position in `frames` of the innermost frame of a buffer's stack; -1 where unknown."""
+        return self.frame_of[buffer.id] if buffer.id < len(self.frame_of) else -1
+
     def stack(self, buffer: Buffer) -> tuple[Frame, ...]:
         """The Python stack of the code that a buffer came from, innermost frame first; empty where unknown."""
-        at, stack = self.frame_of[buffer.id] if buffer.id < len(self.frame_of) else -1, list[Frame]()
+        at, stack = self.innermost_frame(buffer), list[Frame]()
         while at >= 0:
             stack.append(self.frames[at])
             at = self.frames[at].caller

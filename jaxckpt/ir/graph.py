@@ -295,6 +295,12 @@ class Graph:
         return read.intersection(v for op in self.ops if op.phase is Phase.FORWARD for v in op.writes)
 
     @cached_property
+    def first_read_after_forward(self) -> tuple[int | None, ...]:
+        """For each value the first op of the backward or the update that reads it, or None."""
+        phases = [op.phase for op in self.ops]
+        return tuple(next((op for op in ops if phases[op] is not Phase.FORWARD), None) for ops in self.readers)
+
+    @cached_property
     def available(self) -> frozenset[int]:
         """Values that the backward can read without a decision.
 

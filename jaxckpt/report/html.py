@@ -18,7 +18,7 @@ from typing import Any
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import require_place, write_to_place
 from jaxckpt._shown import Shown, report_builder
-from jaxckpt.report.charts import canvas_lines, charts_name, charts_script
+from jaxckpt.report.charts import canvas_lines, charts_script
 from jaxckpt.report.text import UNLIMITED, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
 
@@ -59,9 +59,9 @@ def text_of(data: Any) -> str:
 def render_html(part: Element) -> str:
     """A report as a piece of HTML, one element with its style, for a notebook or another page."""
     inner = "".join(_lowered(part, 1))
-    name = charts_name(part)
+    name, script = charts_script(part)
     named = f' data-charts="{name}"' if name else ""
-    return f'<div class="{_CLASS}"{named}><style>{_STYLE}</style>{inner}{charts_script(part)}</div>'
+    return f'<div class="{_CLASS}"{named}><style>{_STYLE}</style>{inner}{script}</div>'
 
 
 def render_page(part: Element, *, title: str = "jaxckpt") -> str:

@@ -58,7 +58,7 @@ def _moved_outside(graph: Graph, plan: GraphPlan) -> list[tuple[int, Moved]]:
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each of a plan's layers the first op after the forward pass that reads one of its decided values."""
     layers = plan.layers or plan.stages
-    first_reads = {v: op for v in plan.decisions if (op := _first_read(graph, v)) is not None}
+    first_reads = {v: op for v in plan.decisions if (op := graph.first_read_after_forward[v]) is not None}
     opened: dict[int, int] = {}
     """For each stage the op that makes it recompute."""
     for value, op in first_reads.items():
@@ -72,10 +72,6 @@ def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
             if first is not None:
                 found[layer] = min(first, found.get(layer, first))
     return found
-
-
-def _first_read(graph: Graph, value: int) -> int | None:
-    return next((op for op in graph.readers[value] if graph.ops[op].phase is not Phase.FORWARD), None)
 
 
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:

@@ -223,15 +223,11 @@ class Recomputation:
             members[component[value]].append(value)
         together = defaultdict[Hashable, list[int]](list)
         for of_component, group in members.items():
-            reader = graph.ops[min(map(self._first_reader, group))]
+            first_reads = [graph.first_read_after_forward[v] for v in group]
+            reader = graph.ops[min(op for op in first_reads if op is not None)]
             is_of_chain = reader.phase is Phase.BACKWARD and reader.loop is None
             together[("after", graph.last_in_memory[reader.id]) if is_of_chain else of_component] += group
         return {v: group for group in together.values() for v in group}
-
-    def _first_reader(self, value: int) -> int:
-        """The first op after the forward pass that reads a value; the end of the step if none does."""
-        ops = self._graph.ops
-        return min((r for r in self._graph.readers[value] if ops[r].phase is not Phase.FORWARD), default=len(ops) - 1)
 
     def _stage_in(self, value: int, body: int | None) -> int:
         """The stage that recomputes a value; in a branch of another cond all stages are one.

@@ -27,21 +27,17 @@ def canvas_lines(picture: Scatter | Chart, *, escaped: Escape) -> Iterator[str]:
     yield "</canvas></div>"
 
 
-def charts_name(part: Element) -> str:
-    """Name of a report's pictures, the same for equal pictures; "" where there are none."""
-    data = [_data(picture) for picture in _pictures(part)]
-    return hashlib.sha256(embedded_json(data).encode()).hexdigest()[:12] if data else ""
-
-
-def charts_script(part: Element) -> str:
-    """The script element that draws all pictures of a report; "" where there are none."""
-    data = [_data(picture) for picture in _pictures(part)]
-    if not data:
-        return ""
+def charts_script(part: Element) -> tuple[str, str]:
+    """Name of a report's pictures, the same for equal ones, and the script element that draws them; "" without any."""
+    pictures = list(_pictures(part))
+    if not pictures:
+        return "", ""
+    data = embedded_json([_data(picture) for picture in pictures])
+    name = hashlib.sha256(data.encode()).hexdigest()[:12]
     # Chart.js finds a module of its own, so that no loader of a notebook takes it.
     library = f"const exports = {{}}, module = {{ exports }};\n{_file('chart.umd.min.js')}\nreturn module.exports;"
     inner = f"const Chart = (() => {{ {library} }})();\n{_file('charts.js')}"
-    return f'<script>((name, pictures) => {{\n{inner}\n}})("{charts_name(part)}", {embedded_json(data)});</script>'
+    return name, f'<script>((name, pictures) => {{\n{inner}\n}})("{name}", {data});</script>'
 
 
 def _file(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Which layer a buffer belongs to: the scope at the depth at which the layers of the model lie; then its colour.
+"""Groups of buffers that are drawn in one colour: layers, lines of code, roles, parts of the step; and the colours.
 
-The depth is where numbered scopes (`GPT/block_0` ... `GPT/block_11`) hold most bytes; a model without numbers is told
-apart by its top names. What is numbered forms a family.
+A layer is the scope at the depth at which the layers of the model lie. The depth is where numbered scopes
+(`GPT/block_0` ... `GPT/block_11`) hold most bytes; a model without numbers is told apart by its top names. What is
+numbered forms a family.
 
 Colours are chosen so that people with any kind of colour vision can tell them apart, on a white and on a nearly black
 ground. Members of a family are steps of one gradient whose lightness rises with the number (the first family:

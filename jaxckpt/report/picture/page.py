@@ -180,7 +180,7 @@ def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[A
     reader = memory.kernels[buffer.dies]
     where = f" in {reader.scope}" if reader.scope else ""
     facts = [texts[f"{reader.name}{where}"], texts[str(list(buffer.layout)) if buffer.layout else ""], buffer.count]
-    facts.append(memory.frame_of[buffer.id] if buffer.id < len(memory.frame_of) else -1)
+    facts.append(memory.innermost_frame(buffer))
     return [*place, *groups, *sums, *_buffer(buffer, texts), *facts]
 
 
@@ -210,7 +210,7 @@ def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
 
 
 def _figures(memory: MemoryMap, total_bytes: int | None) -> MapFigures:
-    """MapFigures above a map."""
+    """Figures above the map of a compiled program."""
     device = (a for a in memory.allocations if a.space is Space.DEVICE and a.use is not Use.LOCAL)
     yield "total on the device", sum(a.size_bytes for a in device) if total_bytes is None else total_bytes
     yield "temporaries alive at the peak", memory.peak_bytes
