@@ -1,8 +1,8 @@
 """Memory under rules of eviction, call by call: memory maps of simulated runs on one page, with a slider over calls.
 
 A run is drawn as a memory map: an execution of a call is a kernel, a value in one place for some time is a buffer, and
-the budget is one allocation. Runs stand below one another at the same call of the program, so that one can watch one of
-them fall apart and the other not. Read after `report`.
+the budget is one allocation. Runs stand below one another at the same call of the program, so that free memory and its
+pieces can be compared there. Read after `report`.
 """
 
 import html
@@ -13,8 +13,8 @@ from itertools import accumulate
 
 from jaxckpt.dynamic import AddressMap
 from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Use
-from jaxckpt.report.picture import Picture, layouts
-from jaxckpt.report.picture.page import PageMap, PageState, PageWords, map_page
+from jaxckpt.report.picture import Picture
+from jaxckpt.report.picture.page import PageMap, PageState, PageWords, map_page, page_pictures
 
 _KINDS = {"state": "parameters and states", "dense": "products", "cheap": "all else"}
 _WORDS = PageWords(
@@ -62,7 +62,7 @@ def stepper_page(maps: Mapping[str, AddressMap], *, title: str = "jaxckpt") -> s
       >>> "<title>A chain of 8</title>" in page
       True
     """
-    pictures = layouts([_memory(name, found) for name, found in maps.items()], width=2400, height=900, points=1500)
+    pictures = page_pictures([_memory(name, found) for name, found in maps.items()])
     shown = [_page_map(picture, name, maps[name]) for picture, name in zip(pictures, maps, strict=True)]
     return map_page(shown, title=title, words=_WORDS)
 

@@ -12,7 +12,7 @@ from jaxckpt.comparison import Comparison
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.figure import SUFFIXES, memory_figure as memory_figure, save_figure as save_figure
-from jaxckpt.report.picture.layout import Picture as Picture, layout as layout, layouts as layouts
+from jaxckpt.report.picture.layout import Picture as Picture, layout as layout
 from jaxckpt.report.picture.page import memory_page as memory_page
 
 

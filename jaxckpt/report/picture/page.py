@@ -59,7 +59,7 @@ class PageMap:
     """One map of a page.
 
     Attributes:
-      picture: Of `layouts`, one call for all maps of the page.
+      picture: Of `page_pictures`, one call for all maps of the page.
       name: Heading of the map; "" where it is the only one.
       figures: Above the map.
       states: Of a simulated run, for each of its executions; empty for a compiled program.
@@ -93,13 +93,18 @@ def memory_page(
     """
     named = {"": memories} if isinstance(memories, MemoryMap) else dict(memories)
     totals = total_bytes or {}
-    pictures = layouts(tuple(named.values()), width=2400, height=900, points=1500)
+    pictures = page_pictures(tuple(named.values()))
     maps = [
         PageMap(picture=picture, name=name, figures=_figures(picture.memory, totals.get(name)))
         for name, picture in zip(named, pictures, strict=True)
     ]
     program = next((memory.program for memory in named.values()), "")
     return map_page(maps, title=program if title is None else title)
+
+
+def page_pictures(memories: Sequence[MemoryMap]) -> tuple[Picture, ...]:
+    """Pictures of memory maps in the resolution of a page, with the same groups and the same first key in all."""
+    return layouts(memories, width=2400, height=900, points=1500)
 
 
 def map_page(maps: Sequence[PageMap], *, title: str, words: PageWords = _WORDS) -> str:
