@@ -1,7 +1,7 @@
 """The work of an equation (FLOP counting): flops of contractions; flops, traffic, workspace of loops, branches, calls.
 
-1. A body is inlined: its flops are summed, its traffic and workspace are estimated with the fusions that every compiler
-   makes (chains of elementwise work run as one kernel).
+1. A body is inlined: its flops are summed, its traffic and workspace are those that the cost model predicts of its
+   graph (`graph.body_memory`).
 2. A body that runs an unknown number of times, and a primitive that no table has, gets flops None: unpriced, not free.
 3. All counts are over global shapes; `graph` divides them among the devices.
 
@@ -11,14 +11,13 @@ Complexity: linear in the equations of all bodies, each body once.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, kind_of
 from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram
 from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr, inline
-from jaxckpt.trace.sharding import aval_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +53,24 @@ _FREE = frozenset(_FREE_NAMES.split())
 
 _FUSIBLE = (Kind.ELEMENTWISE, Kind.VIEW)
 _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
-_READ_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
-"""Kinds whose operands must be materialised."""
 
-_ADDITIONS = frozenset({"add", "add_any"})
+
+class BodyMemory(NamedTuple):
+    """Bytes that one run of a body moves, and the most that it needs at once besides operands and results."""
+
+    traffic_bytes: int = 0
+    workspace_bytes: int = 0
 
 
 class WorkCounter:
-    """Counts the work of equations; remembers that of bodies by identity, so it must not outlive the equations."""
+    """Counts the work of equations; remembers that of bodies by identity, so it must not outlive the equations.
 
-    def __init__(self) -> None:
+    Args:
+      body_memory: The memory of a body; None where only FLOPs are asked for.
+    """
+
+    def __init__(self, body_memory: "Callable[[FlatProgram, WorkCounter], BodyMemory] | None" = None) -> None:
+        self._body_memory = body_memory
         self._bodies: dict[int, tuple[EquationWork, bool]] = {}
 
     def kind(self, eqn: jex.JaxprEqn) -> Kind:
@@ -124,46 +131,9 @@ class WorkCounter:
         return self._bodies[id(jaxpr)]
 
     def _of_program(self, program: FlatProgram) -> EquationWork:
-        works = [self.of(equation.eqn) for equation in program.equations]
-        materialised = self._materialised(program)
-        return EquationWork(
-            flops=_known([work.flops for work in works], sum),
-            traffic_bytes=_traffic_bytes(program, materialised) + sum(w.traffic_bytes for w in works),
-            workspace_bytes=_peak_bytes(program, materialised, works),
-        )
-
-    def _materialised(self, program: FlatProgram) -> dict[jex.Var, int]:
-        """The values of a body that no fusion keeps out of memory, with their bytes."""
-        readers: dict[jex.Var, list[jex.JaxprEqn]] = {}
-        for equation in program.equations:
-            for variable in set(equation.variables()):
-                readers.setdefault(variable, []).append(equation.eqn)
-        materialised = {v: aval_bytes(v.aval) for v in program.outvars if isinstance(v, jex.Var)}
-        for equation in program.equations:
-            kind = self.kind(equation.eqn)
-            for variable in equation.eqn.outvars:
-                if _is_materialised(kind, [self.kind(eqn) for eqn in readers.get(variable, [])]):
-                    materialised[variable] = aval_bytes(variable.aval)
-        for product in self._added_in_place(program, readers):
-            del materialised[product]
-        return materialised
-
-    def _added_in_place(self, program: FlatProgram, readers: Mapping[jex.Var, Sequence[jex.JaxprEqn]]) -> list[jex.Var]:
-        """Products that a body does nothing with but add them to one of its operands, and return the sum.
-
-        So a loop sums products in its carry: the kernel of the product adds to the carry in place.
-        """
-        operands, returned = ({id(atom) for atom in atoms} for atoms in (program.invars, program.outvars))
-
-        def is_added(product: jex.Var) -> bool:
-            match readers.get(product, []):
-                case [eqn] if eqn.primitive.name in _ADDITIONS and id(product) not in returned:
-                    return id(eqn.outvars[0]) in returned and any(id(atom) in operands for atom in eqn.invars)
-            return False
-
-        equations = (equation.eqn for equation in program.equations)
-        products = (eqn.outvars[0] for eqn in equations if self.kind(eqn) is Kind.CONTRACTION)
-        return [product for product in products if is_added(product)]
+        flops = _known([self.of(equation.eqn).flops for equation in program.equations], sum)
+        memory = BodyMemory() if self._body_memory is None else self._body_memory(program, self)
+        return EquationWork(flops=flops, traffic_bytes=memory.traffic_bytes, workspace_bytes=memory.workspace_bytes)
 
 
 def _contracted_size(eqn: jex.JaxprEqn) -> int:
@@ -175,41 +145,6 @@ def _contracted_size(eqn: jex.JaxprEqn) -> int:
 def _moves_nothing(params: Mapping[str, Any]) -> bool:
     """True if a `device_put` names no destination; `jnp.asarray` traces to such ones."""
     return all(device is None for device in params.get("devices", ()))
-
-
-def _is_materialised(kind: Kind, readers: Sequence[Kind]) -> bool:
-    if kind is Kind.VIEW:
-        return False
-    if kind is not Kind.ELEMENTWISE or any(reader in _READ_MEMORY for reader in readers):
-        return True
-    return Kind.REDUCTION in readers and len(readers) > 1
-
-
-def _traffic_bytes(program: FlatProgram, materialised: dict[jex.Var, int]) -> int:
-    """Every materialised value is written once; each reader reads it, and each operand of the body, once."""
-    total = sum(materialised.values())
-    operands = {v: aval_bytes(v.aval) for v in program.invars}
-    operands.update((v, aval_bytes(v.aval)) for v, _ in program.constants)
-    for equation in program.equations:
-        total += sum(materialised.get(v, 0) or operands.get(v, 0) for v in set(equation.variables()))
-    return total
-
-
-def _peak_bytes(program: FlatProgram, materialised: dict[jex.Var, int], works: Sequence[EquationWork]) -> int:
-    """The most bytes live at once of values that a body computes and does not return (liveness)."""
-    returned = {id(atom) for atom in program.outvars}
-    last = {v: i for i, equation in enumerate(program.equations) for v in equation.variables()}
-    dying: dict[int, int] = {}
-    alive = peak = 0
-    for position, (equation, work) in enumerate(zip(program.equations, works, strict=True)):
-        for variable in equation.eqn.outvars:
-            if variable in materialised and id(variable) not in returned:
-                alive += materialised[variable]
-                end = last.get(variable, position)
-                dying[end] = dying.get(end, 0) + materialised[variable]
-        peak = max(peak, alive + work.workspace_bytes)
-        alive -= dying.pop(position, 0)
-    return peak
 
 
 def _mean(works: Sequence[EquationWork]) -> EquationWork:

@@ -6,7 +6,7 @@ Sizes, shardings, scopes, work and other facts come from the modules of their na
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import inf, prod
 from types import MappingProxyType
 
 import jax
@@ -15,14 +15,16 @@ import jax.extend.core as jex
 from jax.sharding import NamedSharding, Sharding
 
 from jaxckpt._compat import scan_operands
-from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
+from jaxckpt.cost import Rates, arithmetic_costs, fuse, replay
+from jaxckpt.ir import Graph, GraphPlan, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.graph import axis_size
 from jaxckpt.ir.regions import ALL_ITERATIONS, CARRY, COND_END, END, STACK, TO_SHARDS
 from jaxckpt.ir.scope import TAG
 from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, policy_digests, scope_path
 from jaxckpt.program.open_shard_map import ValueSharding, is_local
+from jaxckpt.schedule import schedule
 from jaxckpt.trace.collectives import DeviceShare, OperandShardings, device_share
-from jaxckpt.trace.flops import WorkCounter
+from jaxckpt.trace.flops import BodyMemory, WorkCounter
 from jaxckpt.trace.op_facts import Details, SourceLines, TraitFinder, placement_of
 from jaxckpt.trace.sharding import aval_bytes, meshes_of, split_bytes, split_of_sharding
 
@@ -30,6 +32,15 @@ _UNREPEATABLE = frozenset({"rng_uniform", "pure_callback"})
 """Primitives without an effect in JAX's sense that must not run twice all the same: one would draw other numbers,
 the other calls the user's host function once more."""
 _FUSIBLE = frozenset({Kind.VIEW, Kind.ELEMENTWISE})
+_BYTES = Rates(
+    name="bytes",
+    matmul_flops_per_s=(),
+    vector_flops_per_s=inf,
+    memory_bandwidth_bytes_per_s=1.0,
+    host_bandwidth_bytes_per_s=1.0,
+    launch_s=0.0,
+    memory_bytes=0,
+)
 _NO_SPLITS: Mapping[jex.Var, ValueSharding] = MappingProxyType({})
 
 
@@ -40,10 +51,15 @@ def graph_of(
     shardings: Sequence[Sharding | None],
     donated: frozenset[int],
     splits: Mapping[jex.Var, ValueSharding] = _NO_SPLITS,
+    work_around: WorkCounter | None = None,
 ) -> tuple[Graph, tuple[jex.Var, ...]]:
-    """Builds the graph of a program from its phases and shardings, and gives the variable of each value by its id."""
-    axes = tuple(next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh()).shape.items())
-    builder = _Builder(_GraphValues(splits, dict(axes)))
+    """Builds the graph of a program from its phases and shardings, and gives the variable of each value by its id.
+
+    `work_around` counts the work of the program that this one is a body of: then nothing is divided among devices.
+    """
+    mesh = next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh())
+    axes = tuple(mesh.shape.items()) if work_around is None else ()
+    builder = _Builder(_GraphValues(splits, dict(axes)), work_around or WorkCounter(body_memory))
     inputs = tuple(map(builder.argument, program.invars, shardings))
     constants = tuple(builder.argument(variable, _array_sharding(array)) for variable, array in program.constants)
     for equation, phase in zip(program.equations, phases, strict=True):
@@ -59,6 +75,26 @@ def graph_of(
         loops=tuple(_loop(i, loop) for i, loop in enumerate(program.loops)),
     )
     return graph, tuple(builder.values.variables)
+
+
+def body_memory(program: FlatProgram, work: WorkCounter) -> BodyMemory:
+    """The memory of a body that stays one op, by the cost model that predicts the step.
+
+    Seconds of a device that moves one byte a second, and does all else in no time, are bytes. Operands and results have
+    memory outside of the body.
+    """
+    phases = [Phase.FORWARD] * len(program.equations)
+    shardings = [None] * len(program.invars)
+    graph, _ = graph_of(program, phases, shardings=shardings, donated=frozenset(), work_around=work)
+    replayed = replay(
+        graph,
+        schedule(graph, GraphPlan(fingerprint=graph.fingerprint)),
+        fusion=fuse(graph),
+        arithmetic=arithmetic_costs(graph, _BYTES),
+        rates=_BYTES,
+        is_full_step=False,
+    )
+    return BodyMemory(traffic_bytes=round(replayed.step_s), workspace_bytes=replayed.peak_bytes)
 
 
 def _loop(number: int, loop: OpenLoop) -> Loop:
@@ -141,11 +177,11 @@ class _GraphValues:
 class _Builder:
     """Appends ops, one an equation."""
 
-    def __init__(self, values: _GraphValues) -> None:
+    def __init__(self, values: _GraphValues, work: WorkCounter) -> None:
         self.values = values
         self.ops: list[Op] = []
         self._argument_derived: set[int] = set()
-        self._work = WorkCounter()
+        self._work = work
         self._details = Details()
         self._sources = SourceLines()
         self._traits = TraitFinder()

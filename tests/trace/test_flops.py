@@ -8,6 +8,7 @@ from jaxckpt.ir import Kind
 from jaxckpt.program.inline import inline
 from jaxckpt.trace import trace_step
 from jaxckpt.trace.flops import WorkCounter
+from jaxckpt.trace.graph import body_memory
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
 PRODUCT = 2 * 3 * 4 * 4
@@ -16,7 +17,7 @@ PRODUCT = 2 * 3 * 4 * 4
 def work(function, *args, primitive):
     program = inline(jax.make_jaxpr(function)(*args))
     eqns = [e.eqn for e in program.equations if e.eqn.primitive.name == primitive]
-    return WorkCounter().of(eqns[0])
+    return WorkCounter(body_memory).of(eqns[0])
 
 
 @pytest.mark.parametrize(
@@ -69,11 +70,25 @@ def test_a_loop_is_its_body_times_its_trips():
     def function(w, x):
         return jax.lax.scan(lambda c, _: (jnp.tanh(jax.jit(jnp.matmul)(c, w)), c), x, None, length=5)
 
-    found = work(function, W, X, primitive="scan")
-    assert found.flops == 5 * PRODUCT
-    # Each trip reads the weight and the carry, writes and reads the product, writes the new carry.
-    assert found.traffic_bytes >= 5 * (64 + 48 + 48)
-    assert found.workspace_bytes == 48
+    found = work(function, jnp.ones((8, 8)), jnp.ones((16, 8)), primitive="scan")
+    assert found.flops == 5 * 2 * 16 * 8 * 8
+    # Each trip reads the weight and the carry, writes and reads the product, and writes the new carry.
+    assert found.traffic_bytes == 5 * (256 + 512 + 512 + 512 + 512)
+    assert found.workspace_bytes == 512
+
+
+def test_a_body_updates_arrays_in_place():
+    def body(state):
+        i, rows = state
+        rows = jax.lax.fori_loop(0, 4, lambda j, rows: rows.at[j].set(rows[j] * 2), rows.at[i].set(1.0))
+        return i + 1, jnp.tanh(rows) + 1
+
+    found = work(
+        lambda x: jax.lax.while_loop(lambda state: state[1].sum() < 9, body, (0, x)),
+        jnp.ones((1024, 1024)),
+        primitive="while",
+    )
+    assert found.workspace_bytes == pytest.approx(2**22, rel=0.01)
 
 
 def test_loops_in_loops_multiply():
