@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from jaxckpt.planner import Plan, Planner
 
 _STRATEGIES = (
-    "optimal, none, full, every, sqrt, revolve, rotor, dots, dots_no_batch, names, layers, mincut, megatron, mindspore,"
-    " checkmate, dtr, dte, coop; some take an option: every:4, mincut:ilp. See docs/strategies.md."
+    "optimal, none, full, every, sqrt, revolve, rotor, dots, dots_no_batch, elementwise_recomputed, names, layers,"
+    " mincut, megatron, mindspore, checkmate, dtr, dte, coop; some take an option: every:4, mincut:ilp."
+    " See docs/strategies.md."
 )
 """Written out: the solvers take seconds to import."""
 _ALLOW = (

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 _DEFAULT = PlanOptions()
 _SIMPLE_RULES = (
-    *("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "mindspore"),
-    *("layers", "layers:dots", "layers:dots_no_batch"),
+    *("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "elementwise_recomputed", "mindspore"),
+    *("layers", "layers:dots", "layers:dots_no_batch", "layers:elementwise_recomputed"),
 )
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 

@@ -55,6 +55,7 @@ BASELINES: Mapping[str, Solver] = MappingProxyType(
         "rotor": Solver(sweep=sweep_rotor),
         "dots": Solver(solve=partial(solve_shipped, policy="dots")),
         "dots_no_batch": Solver(solve=partial(solve_shipped, policy="dots_no_batch")),
+        "elementwise_recomputed": Solver(solve=partial(solve_shipped, policy="elementwise_recomputed")),
         "names": Solver(
             solve=solve_names,
             option='a glob on the names ("names:{qkv,attn_out}"); all if not given',
@@ -62,7 +63,8 @@ BASELINES: Mapping[str, Solver] = MappingProxyType(
         ),
         "layers": Solver(
             solve=layers.solve_layers,
-            option='values that are saved in a layer: "nothing", "dots" or "dots_no_batch" ("layers:dots")',
+            option='a ready policy for each layer: "nothing", "dots", "dots_no_batch" or "elementwise_recomputed"'
+            ' ("layers:dots")',
             read=layers.read_option,
         ),
         "mincut": Solver(

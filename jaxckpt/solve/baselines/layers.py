@@ -17,7 +17,7 @@ from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
 
-SAVED = ("nothing", "dots", "dots_no_batch")
+SAVED = ("nothing", "dots", "dots_no_batch", "elementwise_recomputed")
 """Shipped policies that say which values of a layer are saved."""
 
 
