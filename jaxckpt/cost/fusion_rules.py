@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from jaxckpt.cost.padding import sums_padded_parts
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
@@ -150,7 +151,7 @@ def unfolded_rules(graph: Graph) -> FusionRules:
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
         products=ProductRules(
-            dots=ops(lambda op: op.primitive == "dot_general"),
+            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)),
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
             epilogues=ops(lambda op: _is_epilogue(graph, op)) - copies,

@@ -231,6 +231,8 @@ class ScheduleKernels:
             kernel_s = 0.0
         else:
             kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
+        if padding_bytes := self.arithmetic.padding_bytes[op.id]:
+            kernel_s += self.rates.kernel_s(2 * padding_bytes)
         self.passes.write(kernel, op, written)
         if op.exchange_bytes:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))

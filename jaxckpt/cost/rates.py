@@ -14,6 +14,7 @@ Source: Williams et al. 2009 (roofline).
 
 from dataclasses import dataclass
 
+from jaxckpt.cost.padding import padding_bytes
 from jaxckpt.ir import Graph, Kind, Op
 
 _WIDER = {
@@ -32,8 +33,6 @@ _OPERATIONS = {
 }  # fmt: skip
 """Instructions an element, where one does not do: the usual length of the polynomial. On an H200 memory hides them: the
 mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`)."""
-_ALIGNED = 8
-"""Elements; kernels of matrix units load so many at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
     return ArithmeticCosts(
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
-        padding_bytes=tuple(_padding_bytes(graph, op) for op in graph.ops),
+        padding_bytes=tuple(padding_bytes(graph, op) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
 
@@ -153,27 +152,3 @@ def _matrix_s(graph: Graph, op: Op, rates: Rates) -> float:
         return 0.0
     kernels = "convolution" if op.primitive.startswith("conv_general") else "matmul"
     return rates.factor(kernels) * rates.matmul_s(op.flops, graph.values[op.reads[0]].dtype)
-
-
-def _padding_bytes(graph: Graph, op: Op) -> int:
-    """Bytes of the operands of a matrix product that have a length which is no multiple of `_ALIGNED`."""
-    if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
-        return 0
-    lengths = _matrix_lengths(graph, op, op.flops)
-    if lengths is None:
-        return 0
-    contracted, free = lengths
-    padded = (v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED)
-    return sum(graph.values[v].size_bytes for v in padded)
-
-
-def _matrix_lengths(graph: Graph, op: Op, flops: float) -> tuple[float, list[float]] | None:
-    """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
-    # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a
-    # batch b all counts are b times as large, and the ratio below is b.
-    results = graph.elements(op.writes[0])
-    left, right = (graph.elements(v) for v in op.reads)
-    contracted = flops / (2 * results)
-    free = [left / contracted, right / contracted]
-    batch = left * right / (results * contracted**2)
-    return None if batch != 1 or 1 in free else (contracted, free)

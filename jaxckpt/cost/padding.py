@@ -1,0 +1,89 @@
+"""Operands of matrix products that XLA copies into longer arrays, because of the lengths that its kernels need.
+
+1. Matrix units load several elements at once: all lengths of a product are multiples of `_ALIGNED`.
+2. A product with a small result and a long sum, such as the gradient of a weight, is summed in parts (split K), since
+   one block of threads a tile would not keep the device busy. The sum's length is a multiple of the number of parts,
+   each of which begins at a multiple of `_ALIGNED_BYTES`. 200,000 rows become 200,192.
+
+What is copied is in memory: the kernel of the product cannot compute it of what it loads.
+"""
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from jaxckpt.ir import Graph, Kind, Op, Phase
+
+_ALIGNED = 8
+"""Elements; kernels of matrix units load so many at once."""
+_ALIGNED_BYTES = 16
+"""Each part of a split sum begins at a multiple of this."""
+_TILE = 128
+"""Rows and columns of the result that one block of threads computes."""
+_BLOCKS = 132
+"""Blocks that run at once, on an H200."""
+_PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of parts that XLA chooses from."""
+_ADDITION = 4.9
+"""To add up one part more of one block's result takes as long as so many steps of its sum. With this number all of 17
+products that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
+
+
+def sums_padded_parts(graph: Graph, op: Op) -> bool:
+    """True for a product that is summed in parts, over a length that they do not divide (rule 2)."""
+    lengths = _matrix_lengths(graph, op)
+    if lengths is None:
+        return False
+    contracted, free = lengths
+    itemsize = graph.values[op.reads[0]].size_bytes // graph.elements(op.reads[0])
+    parts = parts_of_sum(contracted, free)
+    return parts > 1 and bool(contracted % (parts * max(1, _ALIGNED_BYTES // itemsize)))
+
+
+def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
+    """The number of parts in which a product of these lengths is summed: more blocks at once, but more to add up.
+
+    Example:
+      >>> parts_of_sum(200_000, (384, 128)), parts_of_sum(20_000, (384, 128)), parts_of_sum(8192, (768, 3072))
+      (64, 32, 1)
+    """
+    at_once = max(1.0, _BLOCKS / prod(ceil(length / _TILE) for length in free))
+    added = _ADDITION * max(1.0, prod(free) / _TILE**2)
+    return min(_PARTS, key=lambda parts: contracted / min(parts, at_once) + added * parts)
+
+
+def padding_bytes(graph: Graph, op: Op) -> int:
+    """Bytes of the copies that a product needs; 0 for other ops.
+
+    Of rule 2, an operand that this product alone reads after the forward pass is written into the longer array at once:
+    it is counted as itself.
+    """
+    lengths = _matrix_lengths(graph, op)
+    if lengths is None:
+        return 0
+    contracted, free = lengths
+    padded = {v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED}
+    if sums_padded_parts(graph, op):
+        padded |= {v for v in op.reads if _is_read_by_others(graph, v, op)}
+    return sum(graph.values[v].size_bytes for v in padded)
+
+
+def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, list[float]] | None:
+    """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
+    # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a
+    # batch b all counts are b times as large, and the ratio below is b.
+    if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
+        return None
+    results = graph.elements(op.writes[0])
+    left, right = (graph.elements(v) for v in op.reads)
+    contracted = op.flops / (2 * results)
+    free = [left / contracted, right / contracted]
+    batch = left * right / (results * contracted**2)
+    return None if batch != 1 or 1 in free else (contracted, free)
+
+
+def _is_read_by_others(graph: Graph, value: int, op: Op) -> bool:
+    """True for an argument, and for a value that other ops after the forward pass read."""
+    while (made := graph.producer[value]) is not None and graph.ops[made].kind is Kind.VIEW and graph.ops[made].reads:
+        value = graph.ops[made].reads[0]
+    others = (graph.ops[r] for r in graph.readers[value] if r != op.id)
+    return made is None or any(other.phase is not Phase.FORWARD and other.kind is not Kind.VIEW for other in others)
