@@ -26,6 +26,7 @@ from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Lo
 
 _Derived = TypeVar("_Derived")
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.SCATTER, Kind.OPAQUE})
+_FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.VIEW})
 """Kinds whose operands and results are in memory, but for the updates of a scatter."""
 
 
@@ -204,6 +205,29 @@ class Graph:
         No product or scatter is between two ops with the same one; None where no such chain leads to an op.
         """
         return self._frontiers[1]
+
+    @cached_property
+    def frontier_chains(self) -> dict[int, tuple[int, ...]]:
+        """For each op whose frontier is not in memory the ops of one operand that lead to it from a smaller value.
+
+        A barrier can pass the smaller value instead, and these ops run again behind it: a cast to float32 would be
+        written to memory where the bfloat16 value is already.
+        """
+        chains = {frontier: self._unary_chain(frontier) for frontier in {*self.backward_frontier} - self._cotangents}
+        return {op: chains[v] for op, v in enumerate(self.backward_frontier) if chains.get(v)}
+
+    def _unary_chain(self, end: int | None) -> tuple[int, ...]:
+        """The backward ops of one operand before a value, if they begin with a smaller one."""
+        chain: list[int] = []
+        start = end
+        while start is not None and (op := self.producer[start]) is not None:
+            is_unary = len(self.ops[op].reads) == 1 and self.ops[op].kind in _FUSIBLE
+            if not is_unary or self.ops[op].phase is not Phase.BACKWARD or self.ops[op].loop is not None:
+                break
+            chain.append(op)
+            (start,) = self.ops[op].reads
+        is_smaller = chain and self.values[start or 0].size_bytes < self.values[end or 0].size_bytes
+        return tuple(reversed(chain)) if is_smaller else ()
 
     @cached_property
     def _frontiers(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

@@ -106,6 +106,8 @@ class Recomputation:
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
         self._finished_before = 0
         """The op before which all small gradients have passed a barrier (rule 9)."""
+        self._renamed_for: set[int] = set()
+        """Ops whose barrier passed the value in memory that their own operands are made of."""
         self._passed_weights: dict[int, int] = {}
         """For weights that passed a barrier of their stage the instance that the backward reads (rule 11)."""
 
@@ -120,7 +122,10 @@ class Recomputation:
             return tuple(self._writer.current[v] for v in op.reads)
         if op.primitive in BODY_INPUTS:
             return self._operands_from_outside(op, op.id)
-        return tuple(self._operand(v, op.id) for v in op.reads)
+        reads = tuple(self._operand(v, op.id) for v in op.reads)
+        if op.id in self._renamed_for:  # a barrier has passed what operands before the recomputed one are made of
+            reads = tuple(self._operand(v, op.id) for v in op.reads)
+        return reads
 
     def prepare(self, loop: int) -> None:
         """Loads or recomputes, before a loop begins, the values from outside of it that its body needs (rule 7)."""
@@ -268,14 +273,29 @@ class Recomputation:
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
             others = sorted(weights.difference(instances))
+            chain = graph.frontier_chains.get(reader, ()) if passing else ()
+            sums += [v for op in chain[:1] for v in graph.ops[op].reads if v not in sums]
             reads = (*instances.values(), *(writer.current[v] for v in (*sums, *others)))
-            passed = writer.barrier(reads, trigger=graph.backward_frontier[reader], why="recompute")
+            passed = writer.barrier(reads, trigger=None if chain else graph.backward_frontier[reader], why="recompute")
             all_passed = dict(zip((*instances, *sums, *others), passed, strict=True))
             instances = {v: all_passed[v] for v in instances}
             for value in sums:
                 writer.current[value] = all_passed[value]
             self._passed_weights.update((v, all_passed[v]) for v in weights)
+            if chain:
+                self._run_again(chain, reader)
         clones.instances.update(instances)
+
+    def _run_again(self, chain: Sequence[int], reader: int) -> None:
+        """Runs ops of the backward behind the barrier that passed the value which they begin with."""
+        self._renamed_for.add(reader)
+        writer = self._writer
+        for op in map(self._graph.ops.__getitem__, chain):
+            reads = tuple(map(writer.current.__getitem__, op.reads))
+            writes = tuple(map(writer.new_instance, op.writes))
+            writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
+            for value, instance in zip(op.writes, writes, strict=True):
+                writer.current[value] = instance
 
     def _sums_passing(self, reader: int) -> list[int]:
         """Running sums, and small gradients that pass no barrier before, computed before an op (rule 9)."""

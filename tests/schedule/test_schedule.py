@@ -129,6 +129,30 @@ def test_a_barrier_waits_for_no_value_inside_a_kernel():
     assert f"barrier [{wide}] after {product}" in steps
 
 
+def test_a_barrier_passes_the_value_before_a_cast():
+    """The backward of a normalisation in float32, with a residual in bfloat16: the wide cotangent is not in memory."""
+    build = Builder()
+    x = build.input(4000)
+    wide = build.op("dot_general", x, size_bytes=4000)
+    dropped = build.op("tanh", wide, size_bytes=4000)
+    end = build.op("dot_general", dropped, size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=2000, phase=Phase.BACKWARD)
+    narrow = build.op("add_any", product, build.input(2000), size_bytes=2000, phase=Phase.BACKWARD)
+    cast = build.op("convert_element_type", narrow, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", cast, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = schedule(graph, plan_of(graph, drop=[dropped], save=[wide])).steps
+    behind = next(step for step in steps if isinstance(step, Barrier) and step.is_in_backward)
+    assert narrow in behind.reads
+    assert behind.trigger is None
+    again, reader = (
+        next(step for step in steps if isinstance(step, Run) and step.op == graph.producer[value] and condition(step))
+        for value, condition in ((cast, lambda step: step.is_clone), (cotangent, lambda step: True))
+    )
+    assert again.reads == (behind.writes[behind.reads.index(narrow)],)
+    assert reader.reads[0] == again.writes[0]
+
+
 def test_a_barrier_waits_for_the_loss_where_the_cotangent_is_a_literal():
     """The gradient of a mean: nothing of the forward pass leads to the backward's first value."""
     build = Builder()

@@ -113,7 +113,8 @@ def _live_bytes(replayed: Replay, column: dict[tuple[int, bool], int]) -> NDArra
     """Live bytes by column; for an op that does not run in this replay, those of the column before."""
     found: dict[int, int] = {}
     for step, live_bytes in zip(replayed.steps, replayed.live_bytes, strict=True):
-        if isinstance(step, Run):
+        # A cast that runs again behind another barrier than in the baseline has no column, and writes nothing.
+        if isinstance(step, Run) and (step.op, step.is_clone) in column:
             found.setdefault(column[step.op, step.is_clone], live_bytes)
     row = np.zeros(len(column), dtype=np.int64)
     for k in range(len(column)):
