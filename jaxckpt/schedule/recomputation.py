@@ -7,8 +7,8 @@ Read after `argument_derived`, `transfers`, `passing` and `scatter_inits`.
 """
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 
@@ -73,6 +73,16 @@ class Availability:
         return (None, *self._graph.path(loop))[self.depth(value)]
 
 
+def _holds_half(stages: Sequence[int], counts: Mapping[int, int]) -> bool:
+    """True if some stage occurs at least half as often as it does in all."""
+    seen: Counter[int] = Counter()
+    for stage in stages:
+        seen[stage] += 1
+        if 2 * seen[stage] >= counts[stage]:
+            return True
+    return False
+
+
 @dataclass(slots=True)
 class _Clones:
     """Clones of one stage: the instances that they read and write, and their ops."""
@@ -95,14 +105,14 @@ class Recomputation:
         self._graph, self._plan, self._writer = graph, plan, writer
         self._availability, self._transfers = availability, transfers
         self.initialisers = graph.once(initialiser_dependencies) if availability.dropped else {}
-        self._clones: dict[tuple[int, int | None], _Clones] = {}
-        """By stage, or ~value for a value that is recomputed by itself, and by the loop in whose body they stand."""
+        self._clones: dict[tuple[int, int, int | None], _Clones] = {}
+        """By stage, or ~value for a value that is recomputed by itself, by visit, and by the loop in whose body."""
         self._dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage the values that it has to recompute."""
         for value in sorted(availability.dropped):
             self._dropped_of[self._stage_of(value)].append(value)
-        self._unopened: dict[tuple[int, int | None], dict[int, list[int]]] = {}
-        """By stage and body, for each value that is recomputed in a group which is not open yet, the group."""
+        self._unopened: dict[tuple[int, int, int | None], dict[int, list[int]]] = {}
+        """By stage, visit and body, for each value that is recomputed in a group which is not open yet, the group."""
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
         self._finished_before = 0
         """The op before which all small gradients have passed a barrier (rule 9)."""
@@ -182,7 +192,7 @@ class Recomputation:
     def _sliced(self, value: int, reader: int) -> int:
         """A slice of a scanned array, cut in the body that is written: another loop cut it before."""
         body = self._availability.body_for(value, self._writer.loop)
-        clones = self._clones.setdefault((~value, body), _Clones())
+        clones = self._clones.setdefault((~value, 0, body), _Clones())
         if value not in clones.instances:
             op = self._graph.ops[self._producer(value)]
             clones.instances.update(zip(op.reads, self._operands_from_outside(op, reader), strict=True))
@@ -203,23 +213,47 @@ class Recomputation:
         availability = self._availability
         body = availability.body_for(value, self._writer.loop)
         stage = self._stage_in(value, body)
-        if (stage, body) not in self._unopened:
-            self._unopened[stage, body] = self._groups(stage, body)
-        group = self._unopened[stage, body].get(value, [])
+        visit = 0 if body is not None else bisect_right(self._visits.get(stage, ()), reader)
+        key = stage, visit, body
+        if key not in self._unopened:
+            self._unopened[key] = self._groups(*key)
+        group = self._unopened[key].get(value, [])
         is_repeated = availability.depth(value) < len(self._graph.path(body))
         if is_repeated or (group and argument_roots(self._graph, value) is not None):
-            return self._clones.setdefault((~value, body), _Clones())
-        clones = self._clones.setdefault((stage, body), _Clones())
+            return self._clones.setdefault((~value, 0, body), _Clones())
+        clones = self._clones.setdefault(key, _Clones())
         if group:
             self._open(group, clones, reader)
             for member in group:
-                del self._unopened[stage, body][member]
+                del self._unopened[key][member]
         return clones
 
-    def _groups(self, stage: int, body: int | None) -> dict[int, list[int]]:
+    @cached_property
+    def _visits(self) -> dict[int, list[int]]:
+        """By stage the ops with which the second and later visits of the backward to it begin (rule 4)."""
+        graph = self._graph
+        reads = sorted(
+            (op, stage)
+            for stage, values in self._dropped_of.items()
+            for op in {op for v in values for op in graph.readers[v]}
+            if graph.ops[op].phase is not Phase.FORWARD and graph.ops[op].loop is None
+        )
+        stages = [stage for _, stage in reads]
+        counts = Counter(stages)
+        last: dict[int, int] = {}
+        found = defaultdict[int, list[int]](list)
+        for at, (op, stage) in enumerate(reads):
+            if _holds_half(stages[last.get(stage, at) + 1 : at], counts):
+                found[stage].append(op)
+            last[stage] = at
+        return found
+
+    def _groups(self, stage: int, visit: int, body: int | None) -> dict[int, list[int]]:
         """For each dropped value of a stage the values that are recomputed behind one barrier with it (rule 3)."""
         graph = self._graph
         dropped = [v for v in self._dropped_of[stage] if self._is_read_in(body, v)]
+        if body is None and (begins := self._visits.get(stage)):
+            dropped = [v for v in dropped if any(bisect_right(begins, op) == visit for op in graph.readers[v])]
         ops, _ = self._backward_slice(dropped)
         accesses = ((op, v) for op in ops for v in (*graph.ops[op].reads, *graph.ops[op].writes))
         _, component = connected_components((op, v) for op, v in accesses if graph.producer[v] is not None)

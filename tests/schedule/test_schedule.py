@@ -129,6 +129,22 @@ def test_a_barrier_waits_for_no_value_inside_a_kernel():
     assert f"barrier [{wide}] after {product}" in steps
 
 
+def test_a_later_visit_to_a_stage_recomputes_it_again():
+    """The gradient of a gradient goes over the layers from the first to the last, and back."""
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("tanh", build.op("dot_general", x, size_bytes=4000), size_bytes=4000)
+    second = build.op("tanh", build.op("dot_general", first, size_bytes=4000), size_bytes=4000)
+    cotangent = build.op("dot_general", second, size_bytes=4000)
+    for layer in (first, second, second, first):
+        cotangent = build.op("dot_general", cotangent, layer, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(cotangent)
+    plan = plan_of(graph, drop=[first, second], stages=(0, 2))
+    clones = [step.op for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone]
+    assert clones.count(graph.producer[first]) == 3, "for itself twice, and once on the way to the second layer"
+    assert clones.count(graph.producer[second]) == 1
+
+
 def test_a_barrier_passes_the_value_before_a_cast():
     """The backward of a normalisation in float32, with a residual in bfloat16: the wide cotangent is not in memory."""
     build = Builder()
