@@ -317,10 +317,10 @@ class Recomputation:
                 writer.current[value] = all_passed[value]
             self._passed_weights.update((v, all_passed[v]) for v in weights)
             if chain:
-                self._run_again(chain, reader)
+                self._repeat_ops(chain, reader)
         clones.instances.update(instances)
 
-    def _run_again(self, chain: Sequence[int], reader: int) -> None:
+    def _repeat_ops(self, chain: Sequence[int], reader: int) -> None:
         """Runs ops of the backward behind the barrier that passed the value which they begin with."""
         self._renamed_for.add(reader)
         writer = self._writer
