@@ -12,11 +12,13 @@ stage a variable R_o (recomputed):
 Seconds come from two replays of the subproblem, one that saves nothing and one that saves everything: seconds_o is the
 time of o's clone if all clones run, pin_v the time that the producer of v takes more in the forward pass if v must be
 materialised (the maximum of a softmax then costs one more pass over its rows). For a fixed S the least R is integral,
-so only S is declared integer. Lowering the limit below the last solution's bytes walks down the Pareto frontier of
+so only S is declared integer. `pareto_frontier` solves it for all limits at once; HiGHS solves it for one limit where a
+stage has too many labels for that. Lowering the limit below the last solution's bytes walks down the Pareto frontier of
 bytes and seconds. Inputs from earlier stages, and boundary values, are available and cost nothing here. Values inside
 kernels that hold rows are no candidates. Stages of the same structure have the same options: one of them is solved.
 
-Read after `stage_problem`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage.
+Read after `stage_problem` and `pareto_frontier`. The programme is Checkmate's (Jain et al. 2020) for a single backward
+visit to the stage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ from scipy.optimize import LinearConstraint
 from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import values_in_loops
 from jaxckpt.solve.milp import Rows, minimise
+from jaxckpt.solve.optimal.pareto_frontier import ParetoFrontier, StageCosts, pareto_frontier
 from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 from jaxckpt.solve.problem import Problem
 
@@ -41,8 +44,12 @@ _BYTES_WEIGHT = 1e-9
 """Microseconds a byte, to break ties towards saving less: a GiB counts as much as one microsecond. 1e-10 gives the same
 plans, 1e-8 plans that are 0.3% faster (`python -m benchmarks.constants`)."""
 _LIMITS: Mapping[str, Any] = {"mip_rel_gap": 1e-3, "node_limit": 200}
-"""Optimality gap and branch-and-bound nodes at which the solver stops: they bound planning time. A tenth and ten times
-the gap, 50 and 1000 nodes give the same plans (`python -m benchmarks.constants`)."""
+"""Optimality gap and branch-and-bound nodes at which HiGHS stops: they bound planning time. A tenth and ten times the
+gap, 50 and 1000 nodes give the same plans (`python -m benchmarks.constants`)."""
+
+_MOST_LABELS = 2**16
+"""Labels of a stage above which HiGHS solves the integer programme: up to there the frontier takes about as long at
+most. Of the models of `benchmarks` only `experts` and `spos-switched` have a few stages with more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +183,8 @@ class StageProgramme:
 
     def solve(self, limit_bytes: int) -> frozenset[int]:
         """The values that the cheapest solution within a limit saves."""
+        if self._pareto is not None:
+            return self._pareto.within(limit_bytes)
         cost, size_mib, closure = self._coefficients
         constraints = [closure, LinearConstraint(size_mib, ub=limit_bytes / 2**20 + 1e-9)]
         integrality = np.zeros(len(cost))
@@ -183,6 +192,24 @@ class StageProgramme:
         found = minimise(cost, constraints, integrality=integrality, **_LIMITS)
         columns = () if found is None else found[0]
         return frozenset(v for v, x in zip(self.size_bytes, columns, strict=False) if x > 0.5)
+
+    @cached_property
+    def _pareto(self) -> ParetoFrontier | None:
+        """The solutions for all limits at once, with costs in femtoseconds; None where that would take longer."""
+        costs = StageCosts(
+            reads=self.reads,
+            producer=self.producer,
+            needed=self.needed,
+            size_bytes=self.size_bytes,
+            save_cost={v: round(1e9 * us) for v, us in self._save_us.items()},
+            clone_cost={op: round(1e15 * seconds) for op, seconds in self.clone_s.items()},
+        )
+        return pareto_frontier(costs, most_labels=_MOST_LABELS)
+
+    @property
+    def _save_us(self) -> dict[int, float]:
+        """Microseconds that each saved value counts."""
+        return {v: size_bytes * _BYTES_WEIGHT + 1e6 * self.pin_s[v] for v, size_bytes in self.size_bytes.items()}
 
     @cached_property
     def _coefficients(self) -> tuple[NDArray[np.float64], NDArray[np.float64], LinearConstraint]:
@@ -199,8 +226,7 @@ class StageProgramme:
             for value in reads:
                 rows.add({**saved_or_recomputed[value], column_of_op[op]: -1.0}, lower=0.0)
         size_bytes = np.array(list(self.size_bytes.values()), dtype=float)
-        pins_us, clones_us = (np.array(list(each.values())) * 1e6 for each in (self.pin_s, self.clone_s))
-        cost = np.concatenate([size_bytes * _BYTES_WEIGHT + pins_us, clones_us])
+        cost = np.concatenate([list(self._save_us.values()), np.array(list(self.clone_s.values())) * 1e6])
         size_mib = np.concatenate([size_bytes / 2**20, np.zeros(len(column_of_op))])
         return cost, size_mib, rows.constraint(len(cost))
 

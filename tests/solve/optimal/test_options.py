@@ -9,6 +9,7 @@ from jaxckpt.ir import GraphPlan
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, boundaries
 from jaxckpt.solve.effort import Effort
+from jaxckpt.solve.optimal import options as options_module
 from jaxckpt.solve.optimal.options import StageProgramme, stage_options
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import decide
@@ -47,12 +48,16 @@ def test_the_last_option_leaves_a_stage_as_it_stands():
     assert schedule(graph, plan).steps == schedule(graph, GraphPlan(fingerprint="")).steps
 
 
-@given(graphs(most_ops=8))
-def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
+@pytest.mark.parametrize("most_labels", [0, 2**16], ids=["integer programme", "Pareto frontier"])
+@given(graph=graphs(most_ops=8))
+def test_no_subset_of_the_same_bytes_is_faster_than_an_option(most_labels, graph):
     problem = Problem(graph=graph, rates=RATES, effort=Effort(options=64))
     for stages in candidate_cuts(problem):
         cut = split_into_stages(problem, stages)
-        for stage, options in zip(cut.subproblems, stage_options(cut, {}), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(options_module, "_MOST_LABELS", most_labels)
+            found = stage_options(cut, {})
+        for stage, options in zip(cut.subproblems, found, strict=True):
             programme = StageProgramme(stage)
             for option in decided(options):
                 best = min(seconds for size, seconds in every_choice(programme) if size <= option.saved_bytes)
