@@ -153,7 +153,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "jaxckpt.cost.fusion_rules._FEW_ROWS": _of(2**14, 2**16, 2**18),
     "jaxckpt.cost.kernels._ONE_PASS": _of(12, 24, 48, 96),
     "jaxckpt.cost.rates._OPERATIONS": _of({}, import_module("jaxckpt.cost.rates")._OPERATIONS),
-    "jaxckpt.cost.rates._ALIGNED": _of(4, 8, 16),
+    "jaxckpt.cost.padding._ALIGNED": _of(4, 8, 16),
     "jaxckpt.schedule.argument_derived._BROADCAST": _of(1 / 32, 1 / 8, 1 / 2),
     "jaxckpt.schedule.prefetch._MOST_DESCENDANTS": _of(8, 32, 128),
     "Limits.well_used": _of(0.95, 0.985, 0.995),

@@ -310,7 +310,8 @@ class Recomputation:
             chain = graph.frontier_chains.get(reader, ()) if passing else ()
             sums += [v for op in chain[:1] for v in graph.ops[op].reads if v not in sums]
             reads = (*instances.values(), *(writer.current[v] for v in (*sums, *others)))
-            passed = writer.barrier(reads, trigger=None if chain else graph.backward_frontier[reader], why="recompute")
+            trigger = None if chain else writer.latest(graph.backward_frontier[reader])
+            passed = writer.barrier(reads, trigger=trigger, why="recompute")
             all_passed = dict(zip((*instances, *sums, *others), passed, strict=True))
             instances = {v: all_passed[v] for v in instances}
             for value in sums:

@@ -125,6 +125,8 @@ class _Scheduler:
         changed, kept_by = self._ops_that_change(), self._ops_that_keep()
         for unchanged in graph.once(unchanged_runs):
             op = unchanged.op
+            if op in transfers.updated:
+                continue
             if unchanged.loop != writer.loop:
                 self._enter(unchanged.loop)
             if transfers.values:

@@ -110,6 +110,10 @@ class StepWriter:
         self.origin.append(value)
         return len(self.origin) - 1
 
+    def latest(self, value: int | None) -> int | None:
+        """The latest instance of a value, if there is a value."""
+        return None if value is None else self.current[value]
+
     def barrier(self, reads: Iterable[int], *, why: Why, trigger: int | None = None) -> tuple[int, ...]:
         """Passes instances through a barrier; returns the new ones."""
         reads = tuple(reads)

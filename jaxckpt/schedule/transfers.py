@@ -6,7 +6,8 @@
 
 2. A load starts behind the end of the longest chain of backward ops so far, and behind every result of the backward
    that is still to be read. A compiler that hides copies would otherwise postpone weight gradients, and so keep their
-   operands.
+   operands. Updates whose gradients are finished run before a load from the host, and their results pass in place of
+   the gradients (`updates`).
 
      before: 4  5  6            after: 4  barrier [3, 5] after 5  load 3  5  6
 
@@ -15,14 +16,15 @@
 
 A shard is cut before it is stored, and gathered when a loaded shard is first read.
 
-Read after `prefetch` and `steps`.
+Read after `prefetch`, `steps` and `updates`.
 """
 
 from collections.abc import Sequence
 
 from jaxckpt.ir import Graph, GraphPlan, Moved, Op, Partition
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
-from jaxckpt.schedule.steps import Move, StepWriter
+from jaxckpt.schedule.steps import Move, Run, StepWriter
+from jaxckpt.schedule.updates import EarlyUpdates
 
 
 class Transfers:
@@ -31,6 +33,7 @@ class Transfers:
     Attributes:
       values: Values that are offloaded or partitioned.
       in_bodies: Those of them that iterations of a loop make, each its own.
+      updated: Ops of the update that ran before a load.
     """
 
     def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
@@ -42,8 +45,11 @@ class Transfers:
         self._stored: dict[int, int] = {}
         """The instance of a value on the host, or its shard."""
         self._unfinished_stores: list[int] = []
-        self._backward_results: list[int] = []
-        """Results of the backward since the last load."""
+        self._results: list[int] = []
+        """Results of the backward and of updates since the last load."""
+        self.updated: set[int] = set()
+        self._updated_until = 0
+        """The op before which all gradients are used by the updates that have run."""
         self._loaded: dict[int, int] = {}
         self._gathered: dict[int, int] = {}
         self._loaded_in: dict[tuple[int, int | None], int] = {}
@@ -65,7 +71,7 @@ class Transfers:
 
     def after_backward(self, results: Sequence[int]) -> None:
         """Notes results of the backward: the next load waits for them."""
-        self._backward_results.extend(results)
+        self._results.extend(results)
 
     def store(self, value: int) -> None:
         """Stores the current instance of a value."""
@@ -78,19 +84,35 @@ class Transfers:
     def start_load(self, value: int, reader: int) -> None:
         """Loads a value that is made outside of loops, unless it is loaded already (rule 2).
 
-        Results of the backward since the last load that are still to be read, weight gradients mostly, come first.
+        Results since the last load that are still to be read, new parameters and weight gradients mostly, come first.
         """
         if value in self._loaded:
             return
-        writer, readers, outputs = self._writer, self._graph.readers, frozenset(self._graph.outputs)
-        results = (v for v in self._backward_results if v in outputs or (readers[v] and readers[v][-1] >= reader))
-        unread = tuple(results)
-        self._backward_results.clear()
+        writer, outputs = self._writer, frozenset(self._graph.outputs)
+        if writer.loop is None and self._forms(value)[0].on_host:
+            self._update(reader)
+        unread = tuple(v for v in self._results if v in outputs or self._is_read_from(reader, v))
+        self._results.clear()
         reads = (self._stored[value], *(writer.current[v] for v in unread))
-        held, *passed = writer.barrier(reads, trigger=self._graph.backward_frontier[reader], why="load")
+        trigger = writer.latest(self._graph.backward_frontier[reader])
+        held, *passed = writer.barrier(reads, trigger=trigger, why="load")
         for result, instance in zip(unread, passed, strict=True):
             writer.current[result] = instance
         self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
+
+    def _update(self, reader: int) -> None:
+        """Runs the updates whose gradients are finished before an op."""
+        graph, writer = self._graph, self._writer
+        updates = graph.once(EarlyUpdates).between(self._updated_until, reader)
+        self._updated_until = max(reader, self._updated_until)
+        for op in (graph.ops[number] for number in updates if number >= reader and number not in self.updated):
+            writer.steps.append(Run(op=op.id, reads=tuple(writer.current[v] for v in op.reads), writes=op.writes))
+            self.updated.add(op.id)
+            self._results.extend(op.writes)
+
+    def _is_read_from(self, reader: int, value: int) -> bool:
+        """True if an op from `reader` on, and no update that ran already, reads a value."""
+        return any(op >= reader and op not in self.updated for op in self._graph.readers[value])
 
     def loaded(self, value: int, reader: int) -> int:
         """The instance of a value that an op after the forward pass reads, loaded and gathered."""
@@ -111,7 +133,7 @@ class Transfers:
         if where not in self._loaded_in:
             instance = self._stored[value]
             if writer.loop == self._graph.loop_of[value]:
-                trigger = self._graph.backward_frontier[reader]
+                trigger = writer.latest(self._graph.backward_frontier[reader])
                 (instance,) = writer.barrier((instance,), trigger=trigger, why="load")
             decision, cut = self._forms(value)
             instance = self._move(value, instance, decision, restores=True)

@@ -9,7 +9,7 @@ from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, schedule
 from jaxckpt.schedule.prefetch import is_pipelined
 from jaxckpt.schedule.validate import reason_not_offloadable
-from tests.graphs import chain, graphs
+from tests.graphs import Builder, chain, graphs
 from tests.schedule.as_text import as_text
 from tests.schedule.test_schedule import droppable
 
@@ -52,6 +52,57 @@ def test_a_load_waits_for_results_of_the_backward():
     steps = as_text(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
     barriers = [before for before, step in pairwise(steps) if step.startswith("load")]
     assert barriers == ["barrier [3, 5] after 5", "barrier [2, 6] after 6", "barrier [1, 7] after 7"]
+
+
+def test_every_barrier_holds_the_instance_that_the_backward_reads_on():
+    """XLA drops operands of a barrier that nobody reads behind it: a second load would begin in the forward pass."""
+    graph = chain(4)
+    decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=3))
+    laid_out = schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3]))
+    triggers = [step.trigger for step in laid_out.steps if isinstance(step, Barrier) and step.trigger is not None]
+    assert {laid_out.origin[trigger] for trigger in triggers} == {5}
+    read = {i for step in laid_out.steps if isinstance(step, Run) for i in step.reads}
+    assert triggers[-1] in read
+
+
+def trained(*, clips: bool):
+    """Two products; behind their gradients new weights, with the sum of all gradients in both if it clips."""
+    build = Builder()
+    x, *weights = (build.input(4000) for _ in range(3))
+    hidden = build.op("dot_general", x, weights[0], size_bytes=4000)
+    end = build.op("dot_general", hidden, weights[1], size_bytes=4000)
+    cotangent = build.op("dot_general", end, weights[1], size_bytes=4000, phase=Phase.BACKWARD)
+    last = build.op("dot_general", end, end, size_bytes=4000, phase=Phase.BACKWARD)
+    other = build.op("dot_general", cotangent, hidden, size_bytes=4000, phase=Phase.BACKWARD)
+    decayed = [build.op("mul", weight, size_bytes=4000, phase=Phase.UPDATE) for weight in weights]
+    both = [build.op("add", last, other, size_bytes=4000, phase=Phase.UPDATE)] if clips else []
+    new = [
+        build.op("add", weight, gradient, *both, size_bytes=4000, phase=Phase.UPDATE)
+        for weight, gradient in zip(decayed, (other, last), strict=True)
+    ]
+    return build.graph(*new, donated=weights), hidden, last, new
+
+
+def test_an_update_runs_before_a_load_and_its_result_passes_in_place_of_the_gradient():
+    graph, hidden, last, (new_first, new_last) = trained(clips=False)
+    laid_out = schedule(graph, plan_of(graph, {hidden: Offload(prefetch=0)}, stages=[0]))
+    steps = as_text(laid_out)
+    decays, updates = graph.producer[new_last] - 2, graph.producer[new_last]
+    assert steps.index(str(decays)) < steps.index(str(updates)) < steps.index(f"load {hidden}")
+    (passed,) = [s.reads for s in laid_out.steps if isinstance(s, Barrier) and s.why == "load"]
+    assert new_last in passed
+    assert last not in passed
+    assert steps.index(f"load {hidden}") < steps.index(str(graph.producer[new_first]))
+    assert sorted(step.op for step in laid_out.steps if isinstance(step, Run)) == [op.id for op in graph.ops]
+
+
+def test_an_update_that_needs_all_gradients_waits_for_the_last_one():
+    graph, hidden, last, new = trained(clips=True)
+    laid_out = schedule(graph, plan_of(graph, {hidden: Offload(prefetch=0)}, stages=[0]))
+    steps = as_text(laid_out)
+    assert all(steps.index(f"load {hidden}") < steps.index(str(graph.producer[v])) for v in new)
+    (passed,) = [s.reads for s in laid_out.steps if isinstance(s, Barrier) and s.why == "load"]
+    assert last in passed
 
 
 @st.composite
