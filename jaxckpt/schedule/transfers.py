@@ -48,8 +48,6 @@ class Transfers:
         self._results: list[int] = []
         """Results of the backward and of updates since the last load."""
         self.updated: set[int] = set()
-        self._updated_until = 0
-        """The op before which all gradients are used by the updates that have run."""
         self._loaded: dict[int, int] = {}
         self._gathered: dict[int, int] = {}
         self._loaded_in: dict[tuple[int, int | None], int] = {}
@@ -103,8 +101,7 @@ class Transfers:
     def _update(self, reader: int) -> None:
         """Runs the updates whose gradients are finished before an op."""
         graph, writer = self._graph, self._writer
-        updates = graph.once(EarlyUpdates).between(self._updated_until, reader)
-        self._updated_until = max(reader, self._updated_until)
+        updates = graph.once(EarlyUpdates).before(reader)
         for op in (graph.ops[number] for number in updates if number >= reader and number not in self.updated):
             writer.steps.append(Run(op=op.id, reads=tuple(writer.current[v] for v in op.reads), writes=op.writes))
             self.updated.add(op.id)

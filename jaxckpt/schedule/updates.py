@@ -39,11 +39,10 @@ class EarlyUpdates:
             return inf
         return self._after.get(producer, float(producer))
 
-    def between(self, first: int, last: int) -> list[int]:
-        """Updates whose last gradient is one of the ops from `first` to before `last`, and the ops that they need."""
-        begin, end = (bisect_left(self._by_end, (float(op), -1)) for op in (first, last))
+    def before(self, reader: int) -> list[int]:
+        """Updates whose last gradient an op before `reader` writes, and the ops that they need."""
         found: set[int] = set()
-        pending = [number for _, number in self._by_end[begin:end]]
+        pending = [number for _, number in self._by_end[: bisect_left(self._by_end, (float(reader), -1))]]
         while pending:
             number = pending.pop()
             if number not in found:
