@@ -41,7 +41,6 @@ class Transfers:
         self._store_before, self._load_before = store_ends(graph, plan), load_starts(graph, plan)
         self.values = frozenset(v for v, d in plan.decisions.items() if d.moves)
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
-        self._pipelined = frozenset(v for v in self.in_bodies if is_pipelined(graph, v, plan.decisions[v]))
         self._stored: dict[int, int] = {}
         """The instance of a value on the host, or its shard."""
         self._unfinished_stores: list[int] = []
@@ -144,9 +143,10 @@ class Transfers:
         return decision, decision.partition
 
     def _move(self, value: int, instance: int, decision: Moved, *, restores: bool) -> int:
-        writer, is_pipelined = self._writer, value in self._pipelined and decision.on_host
+        writer = self._writer
+        pipelined = decision.on_host and is_pipelined(self._graph, value, self._plan.decisions[value])
         reads, writes, loop = (instance,), (writer.new_instance(value),), writer.loop
         writer.steps.append(
-            Move(reads=reads, writes=writes, decision=decision, restores=restores, loop=loop, is_pipelined=is_pipelined)
+            Move(reads=reads, writes=writes, decision=decision, restores=restores, loop=loop, is_pipelined=pipelined)
         )
         return writes[0]
