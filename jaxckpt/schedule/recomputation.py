@@ -73,14 +73,13 @@ class Availability:
         return (None, *self._graph.path(loop))[self.depth(value)]
 
 
-def _holds_half(stages: Sequence[int], counts: Mapping[int, int]) -> bool:
+_READS_OF_A_VISIT = 4
+"""Fewer reads of another stage are no visit to it: its backward reads the results of the stage before it too."""
+
+
+def _are_visited(stages: Sequence[int], counts: Mapping[int, int]) -> bool:
     """True if some stage occurs at least half as often as it does in all."""
-    seen: Counter[int] = Counter()
-    for stage in stages:
-        seen[stage] += 1
-        if 2 * seen[stage] >= counts[stage]:
-            return True
-    return False
+    return any(2 * count >= counts[stage] for stage, count in Counter(stages).items() if count >= _READS_OF_A_VISIT)
 
 
 @dataclass(slots=True)
@@ -243,7 +242,7 @@ class Recomputation:
         last: dict[int, int] = {}
         found = defaultdict[int, list[int]](list)
         for at, (op, stage) in enumerate(reads):
-            if _holds_half(stages[last.get(stage, at) + 1 : at], counts):
+            if _are_visited(stages[last.get(stage, at) + 1 : at], counts):
                 found[stage].append(op)
             last[stage] = at
         return found

@@ -36,8 +36,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    itself.
 
 4. A clone made on the way to the values of one stage serves that stage alone; another stage makes its own. So does a
-   later visit of the backward to the same stage, with half or more of another stage's reads in between: the gradient of
-   a gradient goes over all layers twice, and clones that wait for the second time take as much as saved values.
+   later visit of the backward to the same stage, with a visit to another one in between: the gradient of a gradient
+   goes over all layers twice, and clones that wait for the second time take as much as saved values.
 
      drop 1, 2 and 3; a stage begins at op 2
                         0  1  2  3  4  barrier [0] after 5  0*  1*  2*  5  barrier [0] after 6  0*  1*  6  7

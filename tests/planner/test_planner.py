@@ -54,7 +54,7 @@ def planner():
 def test_a_returned_plan_fits_by_the_compilers_figure(planner, budget):
     plan = planner.plan(budget=budget)
     assert plan.footprint.total_bytes <= plan.budget_bytes
-    assert len(plan.attempts) <= 4
+    assert len(plan.attempts) <= 5
 
 
 @pytest.mark.slow  # compiles at real sizes: those of a toy are decided by fragmentation

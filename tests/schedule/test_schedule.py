@@ -137,7 +137,8 @@ def test_a_later_visit_to_a_stage_recomputes_it_again():
     second = build.op("tanh", build.op("dot_general", first, size_bytes=4000), size_bytes=4000)
     cotangent = build.op("dot_general", second, size_bytes=4000)
     for layer in (first, second, second, first):
-        cotangent = build.op("dot_general", cotangent, layer, size_bytes=4000, phase=Phase.BACKWARD)
+        for name in ("mul", "dot_general"):
+            cotangent = build.op(name, cotangent, layer, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(cotangent)
     plan = plan_of(graph, drop=[first, second], stages=(0, 2))
     clones = [step.op for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone]
