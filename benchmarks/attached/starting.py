@@ -28,7 +28,7 @@ def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
     def drawn(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         nonlocal number
         number += 1
-        match path[-1].key:
+        match getattr(path[-1], "key", None):
             case "scale" | "var":
                 return np.ones(leaf.shape, leaf.dtype)
             case "bias" | "mean":
@@ -44,12 +44,15 @@ def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
 def gradient_places(made: TrainingStep) -> dict[int, str]:
     """Where gradients stand among the flat results of a first step, by path: in the optimiser's first moment.
 
-    Starting from zero, that is the gradient times a constant, of Adam as of momentum.
+    Starting from zero, that is the gradient times a constant, of Adam as of momentum. Where the optimiser has no state,
+    the variables after the step are compared instead.
     """
     variables, state, _ = made.args
     before = len(jax.tree.leaves(variables))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
-    return {before + i: path for i, path in enumerate(paths) if ".mu" in path or ".trace" in path}
+    found = {before + i: path for i, path in enumerate(paths) if ".mu" in path or ".trace" in path}
+    named = enumerate(jax.tree_util.tree_flatten_with_path(variables)[0])
+    return found or {i: jax.tree_util.keystr(path) for i, (path, _) in named}
 
 
 def sample_of(results: list[Any], places: dict[int, str]) -> dict[str, np.ndarray]:

@@ -15,6 +15,8 @@ from typing import Any
 from jaxckpt._files import write_atomically
 
 FORM = "jaxckpt attached 1"
+HEADLINE = "headline"
+"""The first word of answers about the largest batch; among the names of models it stands for these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,10 @@ class Store:
         except FileExistsError:
             return False
         return True
+
+    def is_claimed(self, *key: str) -> bool:
+        """True if any process had the job."""
+        return self.file("claims", "-".join(key)).exists()
 
     def keys(self) -> Iterator[tuple[str, ...]]:
         root = self.folder / "parts"
