@@ -229,6 +229,15 @@ def hidden(parts: Parts) -> Iterator[tuple[Row, float, float]]:
         yield row, copy_s, max(0.0, 1 - shown_s / copy_s)
 
 
+def untuned(parts: Parts) -> Iterator[tuple[Row, Mapping[str, Any]]]:
+    """Versions that were also compiled with the device but without its autotuner, and what was measured so."""
+    by_name = {(row.model, row.version): row for row in rows(parts)}
+    for path, part in parts.items():
+        kind, *names = path.split("/")
+        if kind == "untuned" and "error" not in part and tuple(names) in by_name:
+            yield by_name[names[0], names[1]], part
+
+
 def verdicts(parts: Parts) -> Iterator[tuple[str, str, bool | None]]:
     """What had to be shown: the claim, what was found, and whether it holds; None where nothing was found."""
     memory = [abs(row.memory_error) for row in rows(parts) if row.memory_error is not None]

@@ -163,6 +163,7 @@ class Run:
     written: int = -1
     turns: Counter[str] = field(default_factory=Counter)
     ready: dict[str, frozenset[str]] = field(default_factory=dict)
+    prepared: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
@@ -185,7 +186,7 @@ class Run:
                 continue
             if job in pending:
                 pending.remove(job)
-            if self.turn(job, device_environment(device=device)) == OTHER_DEVICE:
+            if self.turn(job, device_environment(device=device), following=pending[:1]) == OTHER_DEVICE:
                 break
         for job in pending:
             self.note(job.name, "not begun: no time was left, or its plans were not there")
@@ -212,13 +213,22 @@ class Run:
     def left(self) -> float:
         return self.deadline - time.time()
 
-    def turn(self, job: Job, environment: Mapping[str, str]) -> int | None:
-        """One turn; it knows its own deadline, and is ended a little after it where it hangs. Its exit code."""
+    def turn(self, job: Job, environment: Mapping[str, str], *, following: Sequence[Job] = ()) -> int | None:
+        """One turn; it knows its own deadline, and is ended a little after it where it hangs. Its exit code.
+
+        Workers of the jobs that probably follow are started meanwhile: to load the packages takes seconds.
+        """
         until = min(self.deadline, time.time() + job.share * self.options.seconds)
         self.turns[job.name] += 1
         self.ready[job.name] = self.left_of(job.model)
         name = job.name.replace(" ", "-")
-        child = self.start(name, (*job.arguments, "--deadline", str(until)), environment)
+        child = self.prepare(job, environment)
+        del self.prepared[job.name]
+        if child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), child.stdin as told:  # it may have ended already
+                told.write(f"{until}\n".encode())
+        for each in following:
+            self.prepare(each, environment)
         grace_s = min(30.0, 0.15 * self.options.seconds)  # a compile that was begun in time may end
         answered = time.time()
         while child.poll() is None and time.time() < min(until + grace_s, answered + _MOST_QUIET_S, self.deadline):
@@ -233,6 +243,13 @@ class Run:
         self.gather()
         return child.returncode
 
+    def prepare(self, job: Job, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """A job's worker, which loads all packages and waits for its deadline before it takes the device."""
+        if job.name not in self.prepared:
+            arguments = (*job.arguments, "--deadline-from-input")
+            self.prepared[job.name] = self.start(job.name.replace(" ", "-"), arguments, environment)
+        return self.prepared[job.name]
+
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, nice: bool = False
     ) -> subprocess.Popen[bytes]:
@@ -243,7 +260,7 @@ class Run:
         command += ["--store", str(self.store.folder), "--target", options.target, "--models", *options.models]
         command += ["--calibrate-s", str(options.calibrate_s), *(["--small"] if options.small else [])]
         with self.log(name).open("wb") as log:
-            child = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stderr=log)
+            child = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stderr=log)
         self.children.append(child)
         return child
 

@@ -5,6 +5,7 @@ of its memory at once, as training does.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,9 +139,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds since 1970")
+    parser.add_argument("--deadline-from-input", action="store_true", help="wait until standard input says it")
     parser.add_argument("--calibrate-s", type=float, default=60.0)
     parser.add_argument("--limit-bytes", type=int, default=0)
     options = parser.parse_args(arguments)
+    if options.deadline_from_input:
+        line = sys.stdin.readline()
+        if not line:
+            return  # the parent ended
+        options.deadline = float(line)
     store = Store(folder=options.store)
     all_groups = list(groups(options.models, small=options.small))
     if options.job == "plan":
