@@ -318,6 +318,7 @@ def run(options: Options, *, finish: Callable[[Options], None], device: bool | N
     """
     store = Store(folder=options.scratch)
     shutil.rmtree(store.folder / "files" / "claims", ignore_errors=True)
+    store.forget_failures()
     store.unpack(read_result(options.out / RESULT, made_for=options.made_for))
     this = Run(options=options, store=store, begun=time.time())
     previous = signal.signal(signal.SIGTERM, _leave)

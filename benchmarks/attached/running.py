@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.attached.planning import figures, named, plan_file, rows_of_kernels
 from benchmarks.attached.questions import NONE, UNTUNED, Group, is_marked
@@ -117,7 +118,7 @@ class Stepper:
     Args:
       compilation: For the attached device.
       made: What it is of.
-      start: Arguments of the first step, in host memory.
+      start: Arguments of the first step, in host memory; those that are only described are zero.
     """
 
     def __init__(self, *, compilation: Compilation, made: TrainingStep, start: Sequence[Any]):
@@ -132,7 +133,10 @@ class Stepper:
         """Puts the arguments of a first step on the device."""
         self.leaves, self.results = [], ()
         device = jax.local_devices()[0]
-        self.leaves = [jax.device_put(leaf, device) for leaf in jax.tree.leaves(self.start)]
+        for leaf in jax.tree.leaves(self.start):
+            described = isinstance(leaf, jax.ShapeDtypeStruct)
+            put = jnp.zeros(leaf.shape, leaf.dtype, device=device) if described else jax.device_put(leaf, device)
+            self.leaves.append(put)
         jax.block_until_ready(self.leaves)
 
     def step(self) -> None:

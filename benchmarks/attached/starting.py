@@ -20,7 +20,7 @@ _KEPT = 2**16
 
 
 def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
-    """Arguments in host memory, as numpy's."""
+    """Arguments in host memory, as numpy's; the optimiser's state, which is zero, as descriptions alone."""
     stretch = np.random.default_rng(seed).standard_normal(_STRETCH, np.float32)
     variables, state, _ = made.args
     number = 0
@@ -34,11 +34,11 @@ def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
             case "bias" | "mean":
                 return np.zeros(leaf.shape, leaf.dtype)
         scale = max(1, prod(leaf.shape[:-1])) ** -0.5
-        return np.resize(np.roll(stretch, 7919 * number) * np.float32(scale), leaf.shape).astype(leaf.dtype)
+        scaled = (np.roll(stretch, 7919 * number) * np.float32(scale)).astype(leaf.dtype)
+        return np.resize(scaled, leaf.shape)
 
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
     batch = jax.device_get(made.batch(jax.random.key(seed)))
-    return jax.tree_util.tree_map_with_path(drawn, variables), zeros, batch
+    return jax.tree_util.tree_map_with_path(drawn, variables), state, batch
 
 
 def gradient_places(made: TrainingStep) -> dict[int, str]:

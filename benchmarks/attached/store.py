@@ -84,6 +84,12 @@ class Store:
         """All parts by their path."""
         return {"/".join(key): part for key in self.keys() if (part := self.get(*key)) is not None}
 
+    def forget_failures(self) -> None:
+        """Deletes notes and what failed when it was run, so that it is asked again; plans that failed are kept."""
+        for key in list(self.keys()):
+            if key[0] == "notes" or (key[0] != "predicted" and "error" in (self.get(*key) or {})):
+                self.path(*key).unlink()
+
     def unpack(self, parts: Mapping[str, Mapping[str, Any]]) -> None:
         """Puts parts of an earlier run where they were; those that failed are asked again."""
         for path, part in parts.items():
