@@ -174,7 +174,7 @@ class Run:
         """Planners at the side, the turns at the device one after the other."""
         numbers = range(self.options.planners)
         planners = [self.start(f"plan-{n}", ("plan",), planner_environment(), nice=True) for n in numbers]
-        pending = list(device_jobs)
+        pending = [job for job in device_jobs if not self.is_answered(job)]
         while self.left() > 0:
             planning = any(planner.poll() is None for planner in planners)
             job = self.next(pending, device_jobs)
@@ -203,6 +203,12 @@ class Run:
         first = next((job for job in pending if not job.needs or self.store.has(*job.needs)), None)
         most = max(left, key=lambda job: (late[job], len(left[job])), default=None)
         return most if most is not None and (first is None or late[most] > 1) else first
+
+    def is_answered(self, job: Job) -> bool:
+        """True if an earlier run had all planned versions of a job's model; later plans bring the job back."""
+        parts = set(self.store.keys())
+        was_run = any(key[:2] == ("measured", job.model) for key in parts)
+        return was_run and not self.left_of(job.model)
 
     def left_of(self, model: str) -> frozenset[str]:
         """Versions that are planned and were not run."""

@@ -314,6 +314,19 @@ def test_plans_that_came_late_have_another_turn(tmp_path):
     assert run.next([second], all_jobs) == second
 
 
+def test_a_later_run_starts_no_worker_for_a_model_that_has_all_answers(tmp_path):
+    made = options(tmp_path, models=("a", "b"))
+    run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
+    calibrate, first, _ = parent.jobs(made)
+    run.store.put("predicted", "a", NONE, part={})
+    assert not run.is_answered(first) and not run.is_answered(calibrate)
+    run.store.put("measured", "a", NONE, part={"error": "out of memory"})
+    assert run.is_answered(first)
+    run.store.put("notes", "run-a", part={"note": "stopped"})
+    run.store.forget_failures()
+    assert not run.is_answered(first) and set(run.store.keys()) == {("predicted", "a", NONE)}
+
+
 def hanging(run, name, arguments, environment, **_):
     """A worker that never ends."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
