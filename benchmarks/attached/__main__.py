@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attached.parent import RESULT, Options, attached_target, has_device, run
+from benchmarks.attached.store import HEADLINE
 
 OUT = Path(__file__).parents[1] / "results" / "attached"
 
@@ -18,14 +19,15 @@ def options_from(arguments: Sequence[str] | None, *, device: bool, scratch: Path
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attached", description="Ask one attached device.")
     parser.add_argument("--seconds", type=float, default=540.0, help="what all of it may take")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result; one that is there is gone on with")
-    parser.add_argument("--models", nargs="+", default=None, help="the first one is asked about whole")
+    parser.add_argument(
+        "--models", nargs="+", default=None, help=f"the first one is asked about whole; {HEADLINE}: batches"
+    )
     parser.add_argument(
         "--target", default=None, help="what to compile for without the device; its own name, or cpu if small"
     )
     parser.add_argument("--small", action="store_true", help="tiny sizes: a smoke test, as it is without a device")
     parser.add_argument("--planners", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)))
     parser.add_argument("--calibrate-s", type=float, default=None, help="of these, for the calibration")
-    parser.add_argument("--no-headline", action="store_true", help="do not look for the largest batches")
     parser.add_argument("--scratch", type=Path, default=scratch, help="folder for plans and logs")
     given = parser.parse_args(arguments)
     small = given.small or not device
@@ -38,15 +40,14 @@ def options_from(arguments: Sequence[str] | None, *, device: bool, scratch: Path
         small=small,
         planners=given.planners,
         calibrate_s=given.calibrate_s or min(60.0, 0.12 * given.seconds),
-        headline=not given.no_headline,
     )
 
 
 def default_models(*, small: bool) -> tuple[str, ...]:
-    """All of them on a device; two for a smoke test."""
+    """All of them on a device; two and the largest batch for a smoke test."""
     from benchmarks.attached.questions import ORDER
 
-    return ORDER[:2] if small else ORDER
+    return (*ORDER[:2], HEADLINE) if small else ORDER
 
 
 def finish(options: Options) -> None:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.attached.planning import kernels_of_rows
-from benchmarks.attached.questions import BY_HAND, NONE, OFFLOAD
+from benchmarks.attached.questions import NONE, OFFLOAD, is_ours
 from benchmarks.attached.regression import RateFit, TimedStep, calibration_from_fit, estimated_s, fit_rates
 from jaxckpt import Target
 from jaxckpt.cost import Rates
@@ -175,17 +175,22 @@ def ranking(estimated: Sequence[float], steps: Sequence[TimedStep], *, noise: fl
     return right, pairs
 
 
+def is_by_hand(version: str) -> bool:
+    """True if a version is the step as written or a simple rule."""
+    return not is_ours(version) and version != OFFLOAD
+
+
 def at_equal_memory(parts: Parts) -> Iterator[tuple[Row, Row]]:
     """Our plans, each with the fastest version by hand that takes no more memory than the plan, but for a little."""
     found = list(rows(parts))
     for plan in found:
-        if plan.version in BY_HAND or plan.version == OFFLOAD or "measured_s" not in plan.measured:
+        if not is_ours(plan.version) or "measured_s" not in plan.measured:
             continue
         limit = (1 + _ALIKE) * plan.measured["total_bytes"]
         by_hand = [
             row
             for row in found
-            if row.model == plan.model and row.version in BY_HAND and row.measured["total_bytes"] <= limit
+            if row.model == plan.model and is_by_hand(row.version) and row.measured["total_bytes"] <= limit
         ]
         if by_hand:
             yield plan, min(by_hand, key=lambda row: row.measured["measured_s"])
@@ -222,6 +227,15 @@ def hidden(parts: Parts) -> Iterator[tuple[Row, float, float]]:
         copy_s = 2 * moved_bytes / speed
         shown_s = max(0.0, row.measured["measured_s"] - plain.measured["measured_s"])
         yield row, copy_s, max(0.0, 1 - shown_s / copy_s)
+
+
+def untuned(parts: Parts) -> Iterator[tuple[Row, Mapping[str, Any]]]:
+    """Versions that were also compiled with the device but without its autotuner, and what was measured so."""
+    by_name = {(row.model, row.version): row for row in rows(parts)}
+    for path, part in parts.items():
+        kind, *names = path.split("/")
+        if kind == "untuned" and "error" not in part and tuple(names) in by_name:
+            yield by_name[names[0], names[1]], part
 
 
 def verdicts(parts: Parts) -> Iterator[tuple[str, str, bool | None]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attached.store import Store, read_result, write_result
+from benchmarks.attached.store import HEADLINE, Store, read_result, write_result
 from benchmarks.record import made_with
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,8 @@ _MEMORY_SHARE = "0.92"
 """Of the device, for jax's allocator: what is left is for the libraries' own workspaces and the driver."""
 _MOST_TURNS = 3
 """Of one model: a version that brings its process down would be tried for ever."""
+_MOST_QUIET_S = 120.0
+"""A worker that wrote no answer for so long is taken to hang."""
 _TARGET = "h200"
 """What a device is taken for whose name stands in no fact file."""
 OTHER_DEVICE = 3
@@ -47,11 +49,10 @@ class Options:
       out: Folder of the result.
       scratch: Folder of what is needed while it goes on.
       target: What the device is compiled for without it.
-      models: The first one is asked about whole.
+      models: The first one is asked about whole; `HEADLINE` among them stands for the largest batches.
       small: Whether to take tiny sizes: a smoke test.
       planners: How many processes compile without the device.
       calibrate_s: Of the calibration.
-      headline: Whether the largest batches are looked for.
     """
 
     seconds: float
@@ -62,7 +63,6 @@ class Options:
     small: bool
     planners: int
     calibrate_s: float
-    headline: bool = True
 
     @property
     def made_for(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def driver_names() -> str:
 
 
 def has_device(nodes: Sequence[str] = _NODES) -> bool:
-    """Whether there is a GPU, by its device files: asking jax would open it."""
-    return any(Path(node).exists() for node in nodes)
+    """True if there is a GPU, by its device files or its driver: asking jax would open it."""
+    return any(Path(node).exists() for node in nodes) or bool(driver_names())
 
 
 def attached_target(names: Callable[[], str] = driver_names) -> str:
@@ -123,13 +123,13 @@ def attached_target(names: Callable[[], str] = driver_names) -> str:
 
 def jobs(options: Options) -> Iterator[Job]:
     """The turns at the device, in their order."""
-    first, *others = options.models
     yield Job(name="calibrate", arguments=("calibrate",), share=0.25)
-    yield Job(name=f"run {first}", arguments=("run", "--model", first), share=0.4, model=first)
-    if options.headline:
-        yield Job(name="headline", arguments=("headline",), share=0.35, needs=("headline", "batches"))
-    for model in others:
-        yield Job(name=f"run {model}", arguments=("run", "--model", model), share=0.25, model=model)
+    for number, model in enumerate(options.models):
+        if model == HEADLINE:
+            yield Job(name=model, arguments=(model,), share=0.35, needs=(model, "batches"))
+        else:
+            share = 0.25 if number else 0.4
+            yield Job(name=f"run {model}", arguments=("run", "--model", model), share=share, model=model)
 
 
 def planner_environment() -> dict[str, str]:
@@ -162,6 +162,8 @@ class Run:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     written: int = -1
     turns: Counter[str] = field(default_factory=Counter)
+    ready: dict[str, frozenset[str]] = field(default_factory=dict)
+    prepared: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
@@ -172,7 +174,7 @@ class Run:
         """Planners at the side, the turns at the device one after the other."""
         numbers = range(self.options.planners)
         planners = [self.start(f"plan-{n}", ("plan",), planner_environment(), nice=True) for n in numbers]
-        pending = list(device_jobs)
+        pending = [job for job in device_jobs if not self.is_answered(job)]
         while self.left() > 0:
             planning = any(planner.poll() is None for planner in planners)
             job = self.next(pending, device_jobs)
@@ -184,39 +186,61 @@ class Run:
                 continue
             if job in pending:
                 pending.remove(job)
-            if self.turn(job, device_environment(device=device)) == OTHER_DEVICE:
+            if self.turn(job, device_environment(device=device), following=pending[:1]) == OTHER_DEVICE:
                 break
         for job in pending:
             self.note(job.name, "not begun: no time was left, or its plans were not there")
         self.gather()
 
     def next(self, pending: Sequence[Job], device_jobs: Sequence[Job]) -> Job | None:
-        """Whose turn it is: a model's again that plans came too late for, or the first that has all it needs."""
+        """Whose turn it is: a model's again that plans came too late for, or the first that has all it needs.
+
+        A model whose time was up has another turn when all others had theirs.
+        """
         begun = [job for job in device_jobs if job not in pending and job.model and self.turns[job.name] < _MOST_TURNS]
-        late = {job: count for job in begun if (count := len(self.late(job.model)))}
+        left = {job: versions for job in begun if (versions := self.left_of(job.model))}
+        late = {job: len(versions - self.ready.get(job.name, frozenset())) for job, versions in left.items()}
         first = next((job for job in pending if not job.needs or self.store.has(*job.needs)), None)
-        most = max(late, key=lambda job: late[job], default=None)
+        most = max(left, key=lambda job: (late[job], len(left[job])), default=None)
         return most if most is not None and (first is None or late[most] > 1) else first
 
-    def late(self, model: str) -> list[str]:
+    def is_answered(self, job: Job) -> bool:
+        """True if an earlier run had all planned versions of a job's model; later plans bring the job back."""
+        parts = set(self.store.keys())
+        was_run = any(key[:2] == ("measured", job.model) for key in parts)
+        return was_run and not self.left_of(job.model)
+
+    def left_of(self, model: str) -> frozenset[str]:
         """Versions that are planned and were not run."""
         parts = set(self.store.keys())
-        versions = [key[2] for key in parts if key[:2] == ("predicted", model)]
-        return [version for version in versions if ("measured", model, version) not in parts]
+        versions = (key[2] for key in parts if key[:2] == ("predicted", model))
+        return frozenset(version for version in versions if ("measured", model, version) not in parts)
 
     def left(self) -> float:
         return self.deadline - time.time()
 
-    def turn(self, job: Job, environment: Mapping[str, str]) -> int | None:
-        """One turn; it knows its own deadline, and is ended a little after it where it hangs. Its exit code."""
+    def turn(self, job: Job, environment: Mapping[str, str], *, following: Sequence[Job] = ()) -> int | None:
+        """One turn; it knows its own deadline, and is ended a little after it where it hangs. Its exit code.
+
+        Workers of the jobs that probably follow are started meanwhile: to load the packages takes seconds.
+        """
         until = min(self.deadline, time.time() + job.share * self.options.seconds)
         self.turns[job.name] += 1
+        self.ready[job.name] = self.left_of(job.model)
         name = job.name.replace(" ", "-")
-        child = self.start(name, (*job.arguments, "--deadline", str(until)), environment)
-        grace_s = min(45.0, 0.15 * self.options.seconds)  # a compile that was begun in time may end
-        while child.poll() is None and time.time() < min(until + grace_s, self.deadline):
+        child = self.prepare(job, environment)
+        del self.prepared[job.name]
+        if child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), child.stdin as told:  # it may have ended already
+                told.write(f"{until}\n".encode())
+        for each in following:
+            self.prepare(each, environment)
+        grace_s = min(30.0, 0.15 * self.options.seconds)  # a compile that was begun in time may end
+        answered = time.time()
+        while child.poll() is None and time.time() < min(until + grace_s, answered + _MOST_QUIET_S, self.deadline):
             time.sleep(0.3)
-            self.gather()
+            if self.gather():
+                answered = time.time()
         if child.poll() is None:
             end(child)
             self.note(job.name, "stopped: its time was up")
@@ -224,6 +248,13 @@ class Run:
             self.note(job.name, f"exit {child.returncode}: {tail(self.log(name))}")
         self.gather()
         return child.returncode
+
+    def prepare(self, job: Job, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """A job's worker, which loads all packages and waits for its deadline before it takes the device."""
+        if job.name not in self.prepared:
+            arguments = (*job.arguments, "--deadline-from-input")
+            self.prepared[job.name] = self.start(job.name.replace(" ", "-"), arguments, environment)
+        return self.prepared[job.name]
 
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, nice: bool = False
@@ -235,7 +266,7 @@ class Run:
         command += ["--store", str(self.store.folder), "--target", options.target, "--models", *options.models]
         command += ["--calibrate-s", str(options.calibrate_s), *(["--small"] if options.small else [])]
         with self.log(name).open("wb") as log:
-            child = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stderr=log)
+            child = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stderr=log)
         self.children.append(child)
         return child
 
@@ -247,12 +278,14 @@ class Run:
         print(f"{name}: {text.splitlines()[-1][:200] if text else ''}", flush=True)
         self.store.put("notes", name.replace(" ", "-"), part={"note": text})
 
-    def gather(self) -> None:
-        """Writes the one file where there is something new."""
+    def gather(self) -> bool:
+        """Writes the one file where there is something new; True if there is."""
         count = len(list(self.store.keys()))
-        if count != self.written:
-            self.written = count
-            self.write(self.store.merged())
+        if count == self.written:
+            return False
+        self.written = count
+        self.write(self.store.merged())
+        return True
 
     def write(self, parts: Mapping[str, Mapping[str, Any]]) -> None:
         path = self.options.out / RESULT
@@ -277,7 +310,8 @@ def end(child: "subprocess.Popen[bytes]", *, patience_s: float = 3.0) -> None:
         child.wait(patience_s)
     except subprocess.TimeoutExpired:
         child.kill()
-        child.wait(patience_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in the driver may be left behind
+            child.wait(patience_s)
 
 
 def run(options: Options, *, finish: Callable[[Options], None], device: bool | None = None) -> None:
@@ -290,6 +324,7 @@ def run(options: Options, *, finish: Callable[[Options], None], device: bool | N
     """
     store = Store(folder=options.scratch)
     shutil.rmtree(store.folder / "files" / "claims", ignore_errors=True)
+    store.forget_failures()
     store.unpack(read_result(options.out / RESULT, made_for=options.made_for))
     this = Run(options=options, store=store, begun=time.time())
     previous = signal.signal(signal.SIGTERM, _leave)

@@ -13,19 +13,31 @@ from typing import Any
 
 import jax
 
-from benchmarks.attached.questions import BUDGETS, BY_HAND, LEAST, NONE, OFFLOAD, OFFLOAD_POLICY, Group
+from benchmarks.attached.questions import (
+    AT_RULE,
+    BUDGETS,
+    BY_HAND,
+    LEAST,
+    NONE,
+    OFFLOAD,
+    OFFLOAD_POLICY,
+    Group,
+    is_marked,
+    is_ours,
+)
 from benchmarks.attached.regression import seconds_by_class
 from benchmarks.attached.store import Store
-from benchmarks.frontier import NAMED, by_hand, peak_by_role
-from benchmarks.models import MODELS, TrainingStep
+from benchmarks.attached.strangers import RULES
+from benchmarks.frontier import NAMED, peak_by_role
 from benchmarks.models.blocks import naming
+from benchmarks.strangers.questions import UNLIMITED
 from jaxckpt import InfeasibleBudgetError, Plan, Planner, Target, load_policy
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.hlo import Kernel
 from jaxckpt.ir import Offload
 
 _FIRST = (NONE, LEAST, "plan-60", "plan-80", "nothing_saveable", OFFLOAD)
-"""In this order; others follow."""
+"""In this order; others follow, and plans at the totals of rules after the rules."""
 
 
 def mapping_of(pairs: dict[Any, Any]) -> Mapping[Any, Any]:
@@ -39,19 +51,29 @@ copyreg.pickle(MappingProxyType, lambda mapping: (mapping_of, (dict(mapping),)))
 def plan_group(group: Group, store: Store, target: Target) -> None:
     """Asks all that can be asked about a model without a device."""
     planner: Planner | None = None
-    for version in sorted(group.versions, key=lambda v: _FIRST.index(v) if v in _FIRST else len(_FIRST)):
+    for version in sorted(group.versions, key=planning_place):
         key = ("predicted", group.model, version)
-        is_plan = version not in BY_HAND
+        is_plan = not is_marked(version)
         if store.has(*key) and not (is_plan and needs_plan(store, group.model, version)):
             continue
         if planner is None and (is_plan or version == NONE):
-            made = MODELS[group.model].step(**group.sizes)
-            planner = Planner(made.step, *made.args, target=target, donate_argnums=made.donate_argnums, max_compiles=3)
+            made, most = group.step(), 6 if group.model in RULES else 3
+            planner = Planner(
+                made.step, *made.args, target=target, donate_argnums=made.donate_argnums, max_compiles=most
+            )
         if is_plan or version == NONE:
-            store.record(*key, make=lambda p=planner, v=version: planned(p, v, plan_file(store, group.model, v)))
+            rule = store.get("predicted", group.model, version.removeprefix(AT_RULE)) or {}
+            budget: Any = BUDGETS.get(version) or rule.get("total_bytes")
+            file = plan_file(store, group.model, version)
+            store.record(*key, make=lambda p=planner, v=version, f=file, b=budget: planned(p, v, f, budget=b))
         else:
             store.record(*key, make=lambda v=version: compiled_by_hand(group, v, target))
         jax.clear_caches()
+
+
+def planning_place(version: str) -> tuple[int, bool]:
+    """A key that sorts versions in the order in which they are planned."""
+    return _FIRST.index(version) if version in _FIRST else len(_FIRST), version.startswith(AT_RULE)
 
 
 def plan_file(store: Store, model: str, version: str) -> Path:
@@ -64,12 +86,12 @@ def needs_plan(store: Store, model: str, version: str) -> bool:
     return not store.has("measured", model, version) and not plan_file(store, model, version).exists()
 
 
-def planned(planner: Planner | None, version: str, file: Path) -> dict[str, Any]:
+def planned(planner: Planner | None, version: str, file: Path, *, budget: float | None) -> dict[str, Any]:
     """A plan, kept in a file, and what is predicted of it; of "none" the step as it is."""
     assert planner is not None
     if version == NONE:
         return figures(planner.unplanned, planner.target) | of_model(planner, planner.solver.empty_plan)
-    plan = made_plan(planner, version)
+    plan = made_plan(planner, version, budget)
     assert plan.footprint is not None
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))
     file.with_suffix(".part").replace(file)
@@ -79,14 +101,18 @@ def planned(planner: Planner | None, version: str, file: Path) -> dict[str, Any]
     return figures(plan.footprint, planner.target) | of_model(planner, plan) | more
 
 
-def made_plan(planner: Planner, version: str) -> Plan:
+def made_plan(planner: Planner, version: str, budget: float | None) -> Plan:
     """The plan of a version; where its budget cannot be met, that of the least total."""
+    if version != OFFLOAD and not is_ours(version):
+        return planner.plan(budget=UNLIMITED, strategy=version)
     if version == OFFLOAD:
         return planner.follow(load_policy(OFFLOAD_POLICY))
     if version == LEAST:
         return planner.as_plan(planner.smallest())
+    if budget is None:
+        raise ValueError(f"the rule of {version} has no compiled total")
     try:
-        return planner.plan(budget=BUDGETS[version])
+        return planner.plan(budget=budget)
     except InfeasibleBudgetError:
         return planner.as_plan(planner.smallest(), notes=("The budget cannot be met.",))
 
@@ -106,14 +132,9 @@ def of_model(planner: Planner, plan: Any) -> dict[str, Any]:
 
 def compiled_by_hand(group: Group, version: str, target: Target) -> dict[str, Any]:
     """A version that people write, compiled."""
-    made = version_by_hand(group, version)
+    made = group.step(version)
     with named(version):
         return figures(footprint(made.step, *made.args, target=target, donate_argnums=made.donate_argnums), target)
-
-
-def version_by_hand(group: Group, version: str) -> TrainingStep:
-    """The training step of a version that people write."""
-    return MODELS[group.model].step(**group.sizes, remat=by_hand(group.model)[BY_HAND[version]])
 
 
 def named(version: str) -> AbstractContextManager[None]:

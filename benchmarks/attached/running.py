@@ -8,18 +8,21 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from benchmarks.attached.planning import figures, named, plan_file, rows_of_kernels, version_by_hand
-from benchmarks.attached.questions import BY_HAND, NONE, Group
+from benchmarks.attached.planning import figures, named, plan_file, rows_of_kernels
+from benchmarks.attached.questions import NONE, UNTUNED, Group, is_marked
 from benchmarks.attached.starting import differences, gradient_places, keep_sample, sample_of, start_of
 from benchmarks.attached.store import Store
-from benchmarks.models import MODELS, TrainingStep
+from benchmarks.models import TrainingStep
 from jaxckpt import Target
 from jaxckpt.calibration import Timing, timed
 from jaxckpt.compiler import Compilation, compile_step
+from jaxckpt.compiler.compile_options import AUTOTUNER
 
 _NAP_S = 0.2
 _WINDOW_S = 0.2
@@ -41,7 +44,9 @@ def run_group(
     still not there is left to a later turn.
     """
     left = [version for version in group.versions if not store.has("measured", group.model, version)]
-    start = start_of(MODELS[group.model].step(**group.sizes)) if left else ()
+    left.sort(key=lambda version: store.is_claimed("run", group.model, version))  # last what ended an earlier process
+    untuned = [version for version in UNTUNED.get(group.model, ()) if not store.has("untuned", group.model, version)]
+    start = start_of(group.step()) if left or untuned else ()
     patience = patience_s / _NAP_S
     while left and clock() < deadline:
         ready = [version for version in left if is_ready(store, group, version)]
@@ -53,43 +58,57 @@ def run_group(
             break  # others may have the device meanwhile
         version = ready[0]
         left.remove(version)
+        store.claim("run", group.model, version)
         store.record("measured", group.model, version, make=lambda v=version: measured(group, v, store, target, start))
         gc.collect()
     compare_all(group, store)
+    for version in untuned:
+        if clock() < deadline and is_ready(store, group, version):
+            make = partial(measured, group, version, store, target, start, tuned=False)
+            store.record("untuned", group.model, version, make=make)
+            gc.collect()
 
 
 def is_ready(store: Store, group: Group, version: str) -> bool:
     """Whether a version can be run: what is no plan can always, a plan once it is there or known to have failed."""
-    if version in BY_HAND or plan_file(store, group.model, version).exists():
+    if is_marked(version) or plan_file(store, group.model, version).exists():
         return True
     return "error" in (store.get("predicted", group.model, version) or {})
 
 
-def measured(group: Group, version: str, store: Store, target: Target, start: Sequence[Any]) -> dict[str, Any]:
-    """All that the device says of one version."""
+def measured(
+    group: Group, version: str, store: Store, target: Target, start: Sequence[Any], *, tuned: bool = True
+) -> dict[str, Any]:
+    """All that the device says of one version, compiled with XLA's autotuner or without."""
     begun = time.perf_counter()
     made, step = made_version(group, version, store)
     with named(version):
-        compilation = compile_step(step, *made.args, target=target, donate_argnums=made.donate_argnums)
+        compilation = compile_step(
+            step,
+            *made.args,
+            target=target,
+            donate_argnums=made.donate_argnums,
+            compiler_options=() if tuned or target.platform != "cuda" else ((AUTOTUNER, 0),),
+        )
     compiled = time.perf_counter()
     found = figures(compilation.footprint, target)
     if compilation.footprint.memory is not None:
         found["kernels"] = rows_of_kernels(compilation.footprint.memory.kernels)
     stepper = Stepper(compilation=compilation, made=made, start=start)
-    found |= run_stepper(stepper, store, group.model, version)
+    found |= run_stepper(stepper, store, group.model, version, keep=tuned)
     return found | {"prepare_s": compiled - begun, "wall_s": time.perf_counter() - begun}
 
 
 def made_version(group: Group, version: str, store: Store) -> tuple[TrainingStep, Callable[..., Any]]:
     """A model's description and the step of a version of it."""
-    if version in BY_HAND:
-        made = version_by_hand(group, version)
+    if is_marked(version):
+        made = group.step(version)
         return made, made.step
     file = plan_file(store, group.model, version)
     if not file.exists():
         part = store.get("predicted", group.model, version) or {}
         raise RuntimeError(f"there is no plan: {part.get('error', 'not planned')}")
-    made = MODELS[group.model].step(**group.sizes)
+    made = group.step()
     return made, pickle.loads(file.read_bytes()).apply(made.step)
 
 
@@ -99,7 +118,7 @@ class Stepper:
     Args:
       compilation: For the attached device.
       made: What it is of.
-      start: Arguments of the first step, in host memory.
+      start: Arguments of the first step, in host memory; those that are only described are zero.
     """
 
     def __init__(self, *, compilation: Compilation, made: TrainingStep, start: Sequence[Any]):
@@ -114,7 +133,10 @@ class Stepper:
         """Puts the arguments of a first step on the device."""
         self.leaves, self.results = [], ()
         device = jax.local_devices()[0]
-        self.leaves = [jax.device_put(leaf, device) for leaf in jax.tree.leaves(self.start)]
+        for leaf in jax.tree.leaves(self.start):
+            described = isinstance(leaf, jax.ShapeDtypeStruct)
+            put = jnp.zeros(leaf.shape, leaf.dtype, device=device) if described else jax.device_put(leaf, device)
+            self.leaves.append(put)
         jax.block_until_ready(self.leaves)
 
     def step(self) -> None:
@@ -129,7 +151,7 @@ class Stepper:
             self.step()
         jax.block_until_ready(self.results)
 
-    def timed(self, *, budget_s: float = 2.0, clock: Callable[[], float] = time.perf_counter) -> tuple[Timing, int]:
+    def timed(self, *, budget_s: float = 1.0, clock: Callable[[], float] = time.perf_counter) -> tuple[Timing, int]:
         """Seconds of stretches of steps, and how many steps there are in one."""
         before = clock()
         self.steps(2)
@@ -137,26 +159,26 @@ class Stepper:
         return timed(lambda: self.steps(count), budget_s=budget_s, least=5, most=15, warmups=1, clock=clock), count
 
 
-def run_stepper(stepper: Stepper, store: Store, model: str, version: str) -> dict[str, Any]:
-    """A first step whose gradients are kept, its peak of memory, and many steps that are timed."""
+def run_stepper(stepper: Stepper, store: Store, model: str, version: str, *, keep: bool) -> dict[str, Any]:
+    """A first step whose gradients are kept if asked for, its peak of memory, and many steps that are timed."""
     before = memory_statistics()
     stepper.restart()
     stepper.steps(1)
     after = memory_statistics()
     places = gradient_places(stepper.made)
-    keep_sample(store.file("samples", model, f"{version}.npz"), sample_of(list(stepper.results), places))
+    if keep:
+        keep_sample(store.file("samples", model, f"{version}.npz"), sample_of(list(stepper.results), places))
     timing, count = stepper.timed()
     found = {
         "measured_s": timing.median_s / count,
         "spread": timing.spread,
-        "least_s": timing.least_s / count,
         "stretches": timing.count,
         "steps_in_each": count,
         "memory_before": before,
         "memory_after": after,
         "peak_is_its_own": after.get("peak_bytes_in_use", 0) > before.get("peak_bytes_in_use", 0),
     }
-    if version == NONE:  # what two runs of the same program differ by
+    if keep and version == NONE:  # what two runs of the same program differ by
         stepper.restart()
         stepper.steps(1)
         keep_sample(store.file("samples", model, "again.npz"), sample_of(list(stepper.results), places))

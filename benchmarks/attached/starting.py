@@ -20,7 +20,7 @@ _KEPT = 2**16
 
 
 def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
-    """Arguments in host memory, as numpy's."""
+    """Arguments in host memory, as numpy's; the optimiser's state, which is zero, as descriptions alone."""
     stretch = np.random.default_rng(seed).standard_normal(_STRETCH, np.float32)
     variables, state, _ = made.args
     number = 0
@@ -28,28 +28,31 @@ def start_of(made: TrainingStep, *, seed: int = 0) -> tuple[Any, ...]:
     def drawn(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         nonlocal number
         number += 1
-        match path[-1].key:
+        match getattr(path[-1], "key", None):
             case "scale" | "var":
                 return np.ones(leaf.shape, leaf.dtype)
             case "bias" | "mean":
                 return np.zeros(leaf.shape, leaf.dtype)
         scale = max(1, prod(leaf.shape[:-1])) ** -0.5
-        return np.resize(np.roll(stretch, 7919 * number) * np.float32(scale), leaf.shape).astype(leaf.dtype)
+        scaled = (np.roll(stretch, 7919 * number) * np.float32(scale)).astype(leaf.dtype)
+        return np.resize(scaled, leaf.shape)
 
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
     batch = jax.device_get(made.batch(jax.random.key(seed)))
-    return jax.tree_util.tree_map_with_path(drawn, variables), zeros, batch
+    return jax.tree_util.tree_map_with_path(drawn, variables), state, batch
 
 
 def gradient_places(made: TrainingStep) -> dict[int, str]:
     """Where gradients stand among the flat results of a first step, by path: in the optimiser's first moment.
 
-    Starting from zero, that is the gradient times a constant, of Adam as of momentum.
+    Starting from zero, that is the gradient times a constant, of Adam as of momentum. Where the optimiser has no state,
+    the variables after the step are compared instead.
     """
     variables, state, _ = made.args
     before = len(jax.tree.leaves(variables))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
-    return {before + i: path for i, path in enumerate(paths) if ".mu" in path or ".trace" in path}
+    found = {before + i: path for i, path in enumerate(paths) if ".mu" in path or ".trace" in path}
+    named = enumerate(jax.tree_util.tree_flatten_with_path(variables)[0])
+    return found or {i: jax.tree_util.keystr(path) for i, (path, _) in named}
 
 
 def sample_of(results: list[Any], places: dict[int, str]) -> dict[str, np.ndarray]:

@@ -15,6 +15,8 @@ from typing import Any
 from jaxckpt._files import write_atomically
 
 FORM = "jaxckpt attached 1"
+HEADLINE = "headline"
+"""The first word of answers about the largest batch; among the names of models it stands for these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class Store:
             return False
         return True
 
+    def is_claimed(self, *key: str) -> bool:
+        """True if any process had the job."""
+        return self.file("claims", "-".join(key)).exists()
+
     def keys(self) -> Iterator[tuple[str, ...]]:
         root = self.folder / "parts"
         for path in sorted(root.rglob("*.json")):
@@ -77,6 +83,12 @@ class Store:
     def merged(self) -> dict[str, dict[str, Any]]:
         """All parts by their path."""
         return {"/".join(key): part for key in self.keys() if (part := self.get(*key)) is not None}
+
+    def forget_failures(self) -> None:
+        """Deletes notes and what failed when it was run, so that it is asked again; plans that failed are kept."""
+        for key in list(self.keys()):
+            if key[0] == "notes" or (key[0] != "predicted" and "error" in (self.get(*key) or {})):
+                self.path(*key).unlink()
 
     def unpack(self, parts: Mapping[str, Mapping[str, Any]]) -> None:
         """Puts parts of an earlier run where they were; those that failed are asked again."""

@@ -37,6 +37,7 @@ def tables(data: Mapping[str, Any] | None) -> dict[str, str]:
     makers = {
         "verdicts": verdicts_table,
         "memory": memory_table,
+        "untuned": untuned_table,
         "seconds": seconds_table,
         "fit": fit_table,
         "equal": equal_table,
@@ -99,6 +100,17 @@ def memory_table(parts: Parts) -> Iterator[str]:
         )
     heads = ("model", "version", ">predicted", ">compiled without the device", ">with it", ">off", ">allocator's peak")
     return table((*heads, "where they differ"), lines)
+
+
+def untuned_table(parts: Parts) -> Iterator[str]:
+    lines = []
+    for row, untuned in findings.untuned(parts):
+        totals = (each.get("total_bytes") for each in (row.predicted, untuned, row.measured))
+        sizes = ["" if total is None else format_bytes(total) for total in totals]
+        seconds = (f"{1e3 * each['measured_s']:.2f}" for each in (untuned, row.measured))
+        lines.append((row.model, row.version, *sizes, *seconds))
+    heads = (">compiled without the device", ">with it, untuned", ">tuned", ">untuned, ms", ">tuned, ms")
+    return table(("model", "version", *heads), lines)
 
 
 def seconds_table(parts: Parts) -> Iterator[str]:

@@ -5,6 +5,7 @@ of its memory at once, as training does.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from benchmarks.attached.parent import OTHER_DEVICE
 from benchmarks.attached.planning import plan_group
 from benchmarks.attached.questions import BY_HAND, NONE, Group, groups
 from benchmarks.attached.running import memory_statistics, run_group
-from benchmarks.attached.store import Store
+from benchmarks.attached.store import HEADLINE, Store
+from benchmarks.attached.strangers import RULES
 from jaxckpt import Target, TargetError
 from jaxckpt.calibration import calibrate
 from jaxckpt.calibration.session import driver_of, installed_versions, platform_of
@@ -82,9 +84,11 @@ def estimating_target(store: Store) -> Target:
     return target
 
 
-def plan_all(store: Store, all_groups: list[Group], target: Target, *, limit_bytes: int, small: bool) -> None:
-    """Jobs that no other planner has taken: the first model's plans, the largest batch, the rest."""
-    for name, group in planning_jobs(all_groups):
+def plan_all(
+    store: Store, all_groups: list[Group], target: Target, *, headline: bool, limit_bytes: int, small: bool
+) -> None:
+    """Jobs that no other planner has taken: the first model's plans, the largest batch if asked for, the rest."""
+    for name, group in planning_jobs(all_groups, headline=headline):
         if not store.claim("plan", name):
             continue
         if group is None:
@@ -93,18 +97,22 @@ def plan_all(store: Store, all_groups: list[Group], target: Target, *, limit_byt
             plan_group(group, store, target)
 
 
-def planning_jobs(all_groups: list[Group]) -> Iterator[tuple[str, Group | None]]:
+def planning_jobs(all_groups: list[Group], *, headline: bool) -> Iterator[tuple[str, Group | None]]:
     """Names and versions of jobs; the one without versions is the largest batch.
 
-    The first model's plans are several planners' jobs: the device is waiting for them.
+    The first model's plans are several planners' jobs: the device is waiting for them. Those of a step of the battery
+    are one job, because they need the totals of its rules.
     """
     first, *others = all_groups
+    if first.model in RULES:
+        first, others = replace(first, versions=(NONE,)), all_groups
     by_hand = tuple(version for version in first.versions if version in BY_HAND and version != NONE)
     plans = tuple(version for version in first.versions if version not in (*by_hand, NONE))
     yield "first", replace(first, versions=(NONE, *plans[:1]))
     for version in plans[1:]:
         yield version, replace(first, versions=(version,))
-    yield "headline", None
+    if headline:
+        yield HEADLINE, None
     yield "by-hand", replace(first, versions=by_hand)
     yield from ((group.model, group) for group in others)
 
@@ -131,14 +139,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds since 1970")
+    parser.add_argument("--deadline-from-input", action="store_true", help="wait until standard input says it")
     parser.add_argument("--calibrate-s", type=float, default=60.0)
     parser.add_argument("--limit-bytes", type=int, default=0)
     options = parser.parse_args(arguments)
+    if options.deadline_from_input:
+        line = sys.stdin.readline()
+        if not line:
+            return  # the parent ended
+        options.deadline = float(line)
     store = Store(folder=options.store)
     all_groups = list(groups(options.models, small=options.small))
     if options.job == "plan":
         target = Target(options.target)
-        plan_all(store, all_groups, target, limit_bytes=options.limit_bytes, small=options.small)
+        asked = HEADLINE in options.models
+        plan_all(store, all_groups, target, headline=asked, limit_bytes=options.limit_bytes, small=options.small)
     elif options.job == "calibrate":
         calibrate_device(store, seconds=options.calibrate_s, small=options.small)
     elif options.job == "headline":

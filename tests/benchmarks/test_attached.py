@@ -16,8 +16,11 @@ from benchmarks.attached.questions import ASCENDING, BY_HAND, FEW, NONE, OFFLOAD
 from benchmarks.attached.regression import TimedStep
 from benchmarks.attached.running import is_ready, run_group
 from benchmarks.attached.starting import differences, gradient_places, keep_sample, sample_of, start_of
-from benchmarks.attached.store import Store, read_result, write_result
+from benchmarks.attached.store import HEADLINE, Store, read_result, write_result
+from benchmarks.attached.strangers import RULES
 from benchmarks.models import MODELS
+from benchmarks.strangers import STRANGERS
+from benchmarks.strangers.rules import BASELINES, POLICIES
 from benchmarks.tables import filled
 from jaxckpt import Target
 from jaxckpt.hlo import Kernel
@@ -74,6 +77,24 @@ def test_versions_by_hand_and_offloaded_give_the_same_gradients(tmp_path):
     for version in (OFFLOAD, "names"):
         assert store.get("compared", "gpt2-small", version)["gradients"] < 0.02
     assert plan_file(store, "gpt2-small", OFFLOAD).exists()
+
+
+@pytest.mark.slow
+def test_a_step_of_the_battery_is_asked_with_its_rules(tmp_path):
+    store, one = Store(folder=tmp_path), group("dropout-mlp-2", small=True, whole=False)
+    assert one.versions == ("plan-at-every:2", "every:2", NONE)
+    plan_group(one, store, Target("cpu"))
+    run_group(one, store, Target("attached"), deadline=time.time() + 300)
+    parts = store.merged()
+    assert not list(findings.failures(parts))
+    assert parts["compared/dropout-mlp-2/plan-at-every:2"]["gradients"] < 0.02
+    rule, plan = (parts[f"predicted/dropout-mlp-2/{version}"] for version in ("every:2", "plan-at-every:2"))
+    assert plan["budget_bytes"] == rule["total_bytes"]
+
+
+def test_steps_of_the_battery_have_ten_families_and_known_rules():
+    assert len({STRANGERS[name].family for name in RULES}) == 10
+    assert {rule for rules in RULES.values() for rule in rules} <= {*POLICIES, *BASELINES}
 
 
 @pytest.mark.slow
@@ -147,10 +168,10 @@ def test_the_first_model_has_every_version_and_all_can_be_made():
 
 def test_planners_share_all_versions_and_none_is_planned_twice():
     whole = list(groups(("gpt2-small", "gcn"), small=True))
-    jobs = [(name, each.versions) for name, each in workers.planning_jobs(whole) if each is not None]
+    jobs = [(name, each.versions) for name, each in workers.planning_jobs(whole, headline=True) if each is not None]
     assert jobs[0] == ("first", (NONE, "plan-least")) and jobs[-1] == ("gcn", whole[1].versions)
     assert sorted(v for _, versions in jobs[:-1] for v in versions) == sorted(whole[0].versions)
-    names = [name for name, _ in workers.planning_jobs(whole)]
+    names = [name for name, _ in workers.planning_jobs(whole, headline=True)]
     assert len(set(names)) == len(names) and names.index("headline") < names.index("by-hand")
 
 
@@ -255,13 +276,14 @@ def test_planners_see_no_device_and_the_device_gets_its_memory(monkeypatch):
     assert parent.device_environment(device=False)["JAX_PLATFORMS"] == "cpu"
 
 
-def test_the_headline_comes_after_the_first_model(tmp_path):
-    names = [job.name for job in parent.jobs(options(tmp_path, models=("a", "b", "c")))]
-    assert names == ["calibrate", "run a", "headline", "run b", "run c"]
+def test_the_headline_comes_where_it_stands_among_the_models(tmp_path):
+    names = [job.name for job in parent.jobs(options(tmp_path, models=("a", "b", HEADLINE, "c")))]
+    assert names == ["calibrate", "run a", "run b", "headline", "run c"]
+    assert [each.model for each in groups(("gcn", HEADLINE, "llama"), small=True)] == ["gcn", "llama"]
 
 
 def test_a_turn_goes_to_what_has_all_it_needs(tmp_path):
-    made = options(tmp_path, models=("a", "b"))
+    made = options(tmp_path, models=("a", HEADLINE, "b"))
     run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
     calibrate, _, headline, second = all_jobs = list(parent.jobs(made))
     assert run.next(all_jobs, all_jobs) == calibrate
@@ -273,19 +295,36 @@ def test_a_turn_goes_to_what_has_all_it_needs(tmp_path):
 def test_plans_that_came_late_have_another_turn(tmp_path):
     made = options(tmp_path, models=("a", "b"))
     run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
-    _, first, _, second = all_jobs = list(parent.jobs(made))
+    _, first, second = all_jobs = list(parent.jobs(made))
     run.store.put("predicted", "a", "plan-60", part={})
     run.store.put("predicted", "b", "plan-60", part={})
     assert run.next([second], all_jobs) == second, "one plan alone is not worth a start"
     assert run.next([], [first, second]) == first, "unless there is nothing else"
     run.store.put("predicted", "a", "plan-80", part={"error": "no"})
     assert run.next([second], all_jobs) == first
+    run.ready["run a"] = frozenset(("plan-60", "plan-80"))
+    assert run.next([second], all_jobs) == second, "its plans were there, and its time was up"
+    assert run.next([], [first]) == first, "it goes on when all others had their turn"
+    run.ready.clear()
     run.turns["run a"] = 3
     assert run.next([second], all_jobs) == second, "a version that brings its process down has had its turns"
     run.turns.clear()
     for version in ("plan-60", "plan-80"):
         run.store.put("measured", "a", version, part={})
     assert run.next([second], all_jobs) == second
+
+
+def test_a_later_run_starts_no_worker_for_a_model_that_has_all_answers(tmp_path):
+    made = options(tmp_path, models=("a", "b"))
+    run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
+    calibrate, first, _ = parent.jobs(made)
+    run.store.put("predicted", "a", NONE, part={})
+    assert not run.is_answered(first) and not run.is_answered(calibrate)
+    run.store.put("measured", "a", NONE, part={"error": "out of memory"})
+    assert run.is_answered(first)
+    run.store.put("notes", "run-a", part={"note": "stopped"})
+    run.store.forget_failures()
+    assert not run.is_answered(first) and set(run.store.keys()) == {("predicted", "a", NONE)}
 
 
 def hanging(run, name, arguments, environment, **_):
@@ -315,7 +354,7 @@ def test_a_worker_that_fails_leaves_its_last_words(tmp_path, monkeypatch):
         return run.children[-1]
 
     monkeypatch.setattr(parent.Run, "start", failing)
-    made = options(tmp_path, seconds=30.0, models=("a",), headline=False)
+    made = options(tmp_path, seconds=30.0, models=("a",))
     parent.run(made, finish=lambda _: None, device=False)
     notes = dict(findings.failures(json.loads((made.out / parent.RESULT).read_text())["parts"]))
     assert notes["notes/calibrate"] == "RuntimeError: no device"
@@ -376,6 +415,12 @@ def test_a_peak_counts_only_where_it_rose():
     assert next(findings.rows(parts)).peak_bytes is None
     parts["measured/m/none"]["peak_is_its_own"] = True
     assert next(findings.rows(parts)).peak_bytes == 7
+
+
+def test_versions_without_the_autotuner_stand_beside_those_with_it_and_in_no_verdict():
+    parts = {**row(NONE, 110, 1.0), "untuned/m/none": {"total_bytes": 100, "measured_s": 2.0, "step_s": 1.0}}
+    assert "| m | none |  | 100 B | 110 B | 2000.00 | 1000.00 |" in list(tables.untuned_table(parts))
+    assert len(list(findings.rows(parts))) == 1
 
 
 def test_nothing_measured_is_said_to_be_nothing():
