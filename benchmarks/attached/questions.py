@@ -18,6 +18,8 @@ NONE = "none"
 LEAST = "plan-least"
 OFFLOAD = "offload"
 OFFLOAD_POLICY = "inputs_offloaded"
+SAME_BUT_SAVED = "nothing_saveable"
+"""The version that recomputes what the offload policy recomputes, and saves the inputs of blocks on the device."""
 BUDGETS: Mapping[str, float] = {"plan-60": 0.6, "plan-80": 0.8}
 """Plans by name, and the share of the unplanned total that they may take; `LEAST` takes what is least."""
 PLANS = (LEAST, *BUDGETS)

@@ -5,8 +5,10 @@ Without a result every table says that nothing was measured on a device yet; wit
 
 import argparse
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.attached import findings
@@ -17,6 +19,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.report.machines import figure
 
 PAGE = ROOT / "docs" / "measured.md"
+README = ROOT / "README.md"
 RESULT = RESULTS / "attached" / "attached.json"
 NOT_YET = "Not measured on a device yet; `python -m benchmarks.attached` on a machine with a GPU makes this table.\n"
 SMOKE = "**A smoke test on a processor, with tiny sizes: it shows that the harness runs, and nothing else.**\n"
@@ -30,6 +33,25 @@ def main() -> None:
     data = json.loads(options.result.read_text()) if options.result.exists() else None
     options.page.write_text(filled(options.page.read_text(), tables(data)))
     print(f"wrote the tables of {options.page}")
+    if options.page == PAGE:
+        README.write_text(filled(README.read_text(), {"measured": summary(data)}))
+        print(f"wrote the sentence of {README}")
+
+
+def summary(data: Mapping[str, Any] | None) -> str:
+    """Sentences of the README: what was timed on a device, and how far off the estimates were."""
+    if data is None:
+        return "No step was timed on a device yet.\n"
+    found = findings.estimates(data["parts"])
+    away = list(map(abs, findings.errors(found.shipped, found.steps)))
+    right, pairs = findings.ranking(found.shipped, found.steps)
+    models = len({step.group for step in found.steps})
+    text = (
+        f"{len(away)} versions of {models} steps were timed on one {data['parts']['device']['device_kind']}"
+        f" ({data['made_with']['date']}). Estimated seconds differ from measured ones by {median(away):.0%} in the"
+        f" median. Of two versions of a step the faster one was estimated to be faster in {right} of {pairs} pairs."
+    )
+    return "\n".join([*textwrap.wrap(text, 120), ""])
 
 
 def tables(data: Mapping[str, Any] | None) -> dict[str, str]:

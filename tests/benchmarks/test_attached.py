@@ -153,6 +153,7 @@ def test_the_page_has_a_place_for_every_table():
 def test_the_page_says_what_the_kept_result_says():
     data = json.loads(tables.RESULT.read_text()) if tables.RESULT.exists() else None
     assert filled(tables.PAGE.read_text(), tables.tables(data)) == tables.PAGE.read_text()
+    assert filled(tables.README.read_text(), {"measured": tables.summary(data)}) == tables.README.read_text()
 
 
 ### What is asked
@@ -376,6 +377,12 @@ def test_a_plan_is_compared_with_the_best_by_hand_of_its_memory():
     assert found["no plan slower than the best by hand of its memory"] is False
 
 
+def test_a_plan_at_the_total_of_a_rule_is_compared_with_the_rule():
+    parts = {**row("plan-at-dots", 100, 1.0), **row("dots", 110, 0.9), **row("every:2", 110, 0.8)}
+    ((_, best),) = findings.at_equal_memory(parts)
+    assert best.version == "dots", "which takes more on the device than without it"
+
+
 def test_a_slowdown_is_told_beside_that_of_the_best_by_hand():
     parts = {**row("plan-60", 60, 1.04), **row("dots", 58, 1.2), **row(NONE, 100, 1.0)}
     ((_, ratio, by_hand),) = findings.slowdowns(parts, "plan-60")
@@ -404,7 +411,7 @@ def test_the_hidden_share_is_that_of_copies_both_ways():
             device_kind="X", platform="cuda", driver="", date="", source="", host_bandwidth_bytes_per_s=1e9
         )
     )  # fmt: skip
-    parts = {**row(OFFLOAD, 1, 1.1), **row(NONE, 2, 1.0), "calibration": {"toml": toml}}
+    parts = {**row(OFFLOAD, 1, 1.1), **row("nothing_saveable", 2, 1.0), "calibration": {"toml": toml}}
     parts["predicted/m/offload"] = {"offloaded_bytes": 5 * 10**8}
     ((_, copy_s, hidden),) = findings.hidden(parts)
     assert copy_s == 1.0 and hidden == pytest.approx(0.9)
