@@ -8,6 +8,7 @@ laptop, and make plans. One process after the other has the device: first to cal
 time each model's versions. The parent only starts them, gathers what they wrote, and stops them when time is up.
 
 Every answer is written as soon as it is known and never asked twice: a run that is cut short tells what it has, and
-the next one goes on. Read in this order: `questions` (what is asked), `store` (where answers are), `planning`,
-`starting`, `running`, `headline`, `workers`, `parent`, and `findings` (what follows), `tables`.
+the next one goes on. Read in this order: `strangers` (steps that are no models), `questions` (what is asked), `store`
+(where answers are), `planning`, `starting`, `running`, `headline`, `workers`, `parent`, and `findings` (what follows),
+`tables`.
 """

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from benchmarks.attached.questions import HEADLINE_MODEL
-from benchmarks.attached.running import Stepper, memory_statistics
+from benchmarks.attached.running import Stepper, memory_statistics, without_autotuner
 from benchmarks.attached.starting import start_of
 from benchmarks.attached.store import Store
 from benchmarks.models import MODELS, TrainingStep
@@ -30,8 +30,7 @@ _XLA_SHARE = 0.79
 """Of the device: beyond 0.8 XLA's own rematerialisation sets in, and the plan would not be what is measured."""
 _ROUNDS = 4
 _MUST_NOT_RUN = ("unplanned-at-planned", "unplanned-next")
-_UNTUNED = (("xla_gpu_autotune_level", 0),)
-"""For what is only to run out of memory: to try algorithms for a new batch takes most of a compile's time."""
+"""Compiled without the autotuner: to try algorithms for a new batch takes most of a compile's time."""
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
@@ -149,7 +148,7 @@ def run_case(store: Store, target: Target, case: str, batch: int, *, small: bool
     if case == "planned":
         step = pickle.loads(plan_file(store).read_bytes()).apply(made.step)
     found: dict[str, Any] = {"batch": batch, "ran": False, "out_of_memory": False}
-    options = _UNTUNED if case in _MUST_NOT_RUN and target.platform == "cuda" else ()
+    options = without_autotuner(target) if case in _MUST_NOT_RUN else ()
     try:
         compilation = compile_step(
             step, *made.args, target=target, donate_argnums=made.donate_argnums, compiler_options=options

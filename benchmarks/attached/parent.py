@@ -163,7 +163,9 @@ class Run:
     written: int = -1
     turns: Counter[str] = field(default_factory=Counter)
     ready: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By job the versions that were planned and not run when its last turn began."""
     prepared: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By job its worker, which has loaded its packages and waits for its turn."""
 
     @property
     def deadline(self) -> float:

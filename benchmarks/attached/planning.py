@@ -103,10 +103,10 @@ def planned(planner: Planner | None, version: str, file: Path, *, budget: float 
 
 def made_plan(planner: Planner, version: str, budget: float | None) -> Plan:
     """The plan of a version; where its budget cannot be met, that of the least total."""
-    if version != OFFLOAD and not is_ours(version):
-        return planner.plan(budget=UNLIMITED, strategy=version)
     if version == OFFLOAD:
         return planner.follow(load_policy(OFFLOAD_POLICY))
+    if not is_ours(version):
+        return planner.plan(budget=UNLIMITED, strategy=version)
     if version == LEAST:
         return planner.as_plan(planner.smallest())
     if budget is None:

@@ -88,7 +88,7 @@ def measured(
             *made.args,
             target=target,
             donate_argnums=made.donate_argnums,
-            compiler_options=() if tuned or target.platform != "cuda" else ((AUTOTUNER, 0),),
+            compiler_options=() if tuned else without_autotuner(target),
         )
     compiled = time.perf_counter()
     found = figures(compilation.footprint, target)
@@ -97,6 +97,11 @@ def measured(
     stepper = Stepper(compilation=compilation, made=made, start=start)
     found |= run_stepper(stepper, store, group.model, version, keep=tuned)
     return found | {"prepare_s": compiled - begun, "wall_s": time.perf_counter() - begun}
+
+
+def without_autotuner(target: Target) -> tuple[tuple[str, int], ...]:
+    """Compiler options that switch XLA's autotuner off; none for a target whose compiler has no autotuner."""
+    return ((AUTOTUNER, 0),) if target.platform == "cuda" else ()
 
 
 def made_version(group: Group, version: str, store: Store) -> tuple[TrainingStep, Callable[..., Any]]:

@@ -46,7 +46,7 @@ def stranger_step(name: str, sizes: Mapping[str, Any], rule: str) -> TrainingSte
     Args:
       name: Its name in `STRANGERS`.
       sizes: Those that are not the ones of the battery.
-      rule: The name of a rule or of anything else.
+      rule: A version of it; names that are no policies give the step as written.
     """
     stranger = STRANGERS[name]
     sizes = {**stranger.sizes, **sizes}

@@ -34,13 +34,13 @@ def main() -> None:
     options.page.write_text(filled(options.page.read_text(), tables(data)))
     print(f"wrote the tables of {options.page}")
     if options.page == PAGE:
-        README.write_text(filled(README.read_text(), {"measured": summary(data)}))
+        README.write_text(filled(README.read_text(), {"measured": readme_sentences(data)}))
         print(f"wrote the sentence of {README}")
 
 
-def summary(data: Mapping[str, Any] | None) -> str:
+def readme_sentences(data: Mapping[str, Any] | None) -> str:
     """Sentences of the README: what was timed on a device, and how far off the estimates were."""
-    if data is None:
+    if data is None or data["made_for"]["small"]:
         return "No step was timed on a device yet.\n"
     found = findings.estimates(data["parts"])
     away = list(map(abs, findings.errors(found.shipped, found.steps)))

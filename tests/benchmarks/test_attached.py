@@ -153,7 +153,7 @@ def test_the_page_has_a_place_for_every_table():
 def test_the_page_says_what_the_kept_result_says():
     data = json.loads(tables.RESULT.read_text()) if tables.RESULT.exists() else None
     assert filled(tables.PAGE.read_text(), tables.tables(data)) == tables.PAGE.read_text()
-    assert filled(tables.README.read_text(), {"measured": tables.summary(data)}) == tables.README.read_text()
+    assert filled(tables.README.read_text(), {"measured": tables.readme_sentences(data)}) == tables.README.read_text()
 
 
 ### What is asked

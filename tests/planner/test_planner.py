@@ -50,11 +50,11 @@ def planner():
 
 
 @needs_compiler
-@pytest.mark.parametrize("budget", ["100MiB", "120MiB", 0.6, "80%", 130 * MIB])
-def test_a_returned_plan_fits_by_the_compilers_figure(planner, budget):
+@pytest.mark.parametrize(("budget", "most"), [("100MiB", 2), ("120MiB", 2), (0.6, 2), ("80%", 2), (130 * MIB, 5)])
+def test_a_returned_plan_fits_by_the_compilers_figure(planner, budget, most):
     plan = planner.plan(budget=budget)
     assert plan.footprint.total_bytes <= plan.budget_bytes
-    assert len(plan.attempts) <= 5
+    assert len(plan.attempts) <= most
 
 
 @pytest.mark.slow  # compiles at real sizes: those of a toy are decided by fragmentation
