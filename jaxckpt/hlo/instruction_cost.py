@@ -90,15 +90,24 @@ def _configured_contraction(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _convolution_flops(program: HloProgram, instruction: Instruction) -> tuple[int, str]:
-    """Every result element sums over the kernel's window and its input features, whichever of the three it is."""
+    """Each element of the convolution's output sums over the kernel's window and its input features.
+
+    The three calls of cuDNN have the dimension numbers of one convolution: the gradient of its input is a result whose
+    first operand is the output, and the gradient of its kernel is a result whose second operand is the output.
+    """
     numbers = instruction.convolution_dimension_numbers
-    kernel = program.instructions[instruction.operand_ids[1]].shape
+    first, second = (program.instructions[operand].shape for operand in instruction.operand_ids[:2])
+    output, kernel = _result(instruction.shape), second
+    match instruction.custom_call_target:
+        case "__cudnn$convBackwardInput":
+            output = first
+        case "__cudnn$convBackwardFilter":
+            output, kernel = second, _result(instruction.shape)
     window = prod(dimension.size for dimension in instruction.window.dimensions)
     features = 1
     if numbers.kernel_input_feature_dimension < len(kernel.dimensions):
         features = kernel.dimensions[numbers.kernel_input_feature_dimension]
-    result = element_count(_result(instruction.shape))
-    return 2 * result * window * features, dtype_of(kernel)
+    return 2 * element_count(output) * window * features, dtype_of(second)
 
 
 def _vector_flops(program: HloProgram, instruction: Instruction) -> int:

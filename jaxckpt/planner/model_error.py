@@ -8,7 +8,6 @@ at the last one.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from jaxckpt import ir
 from jaxckpt.compiler import Footprint
@@ -77,18 +76,18 @@ class ModelError:
         """The predicted total at which the compiled total should be a budget, a little below where it is corrected.
 
         Between the largest plan that fits and the next one that does not, it is where a line through both meets the
-        budget (a secant search). Where no plan fits, each further correction is larger: some corrections change less
-        of the compiled total than of the predicted one.
+        budget (a secant search). The more plans were too large, the more is taken off: some corrections change less of
+        the compiled total than of the predicted one, and others miss the budget by a few kibibytes each time.
         """
         if not self._points:
             return limit_bytes - self._otherwise_bytes
         fitting = [point for point in self._points if point[1] <= limit_bytes]
-        too_large = [point for point in self._points if point[1] > limit_bytes]
-        if not fitting:
-            predicted_bytes, compiled_bytes = too_large[0]
-            margin = limits.margins[min(len(too_large), len(limits.margins)) - 1]
-            return predicted_bytes - (compiled_bytes - limit_bytes) - int(margin * limit_bytes)
-        low = fitting[-1]
-        for one, other in pairwise([low, *(point for point in too_large if point[0] > low[0])]):
-            return one[0] + int((other[0] - one[0]) * (limit_bytes - one[1]) / (other[1] - one[1]))
-        return low[0] + (limit_bytes - low[1]) - int(limits.margins[0] * limit_bytes)
+        low = fitting[-1] if fitting else None
+        too_large = [point for point in self._points if point[1] > limit_bytes and (low is None or point[0] > low[0])]
+        margin = limits.margins[min(max(len(too_large), 1), len(limits.margins)) - 1]
+        aimed_bytes = limit_bytes - int(margin * limit_bytes)
+        if low is None or not too_large:
+            predicted_bytes, compiled_bytes = low or too_large[0]
+            return predicted_bytes + aimed_bytes - compiled_bytes
+        high = too_large[0]
+        return low[0] + int((high[0] - low[0]) * (aimed_bytes - low[1]) / (high[1] - low[1]))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from jaxckpt._errors import PolicyError, closest_names
 from jaxckpt.ir import Decision, Graph, Kind, Op, Phase, Recompute, Save, Trait
+from jaxckpt.ir.kind import kind_of
 from jaxckpt.ir.layers import fold_layers
 from jaxckpt.policy.library import policy_of_mark
 from jaxckpt.policy.model_layers import missing_layers
@@ -204,6 +205,7 @@ def forward_values(
             layer=layer_of.get(op.scope, layer),
             name=graph.values[value].name,
             primitive=op.primitive,
+            kind=_kind(op),
             dtype=graph.values[value].dtype,
             size_bytes=graph.values[value].size_bytes,
             flops=int(op.flops or 0),
@@ -217,6 +219,12 @@ def forward_values(
         if op.phase is Phase.FORWARD and not op.effects
         for value in op.writes
     )
+
+
+def _kind(op: Op) -> Kind:
+    """The kind that rules match: the primitive's, but a call whose body is elementwise work is elementwise too."""
+    kind = kind_of(op.primitive)
+    return op.kind if kind is Kind.OPAQUE else kind
 
 
 def _between_batched(graph: Graph) -> frozenset[int]:

@@ -29,7 +29,7 @@ class ForwardValue:
     The layer is the number in the scope that counts layers, None where no layers are found; the size is that on one
     device. `read_in` has the scopes of the forward ops that read the value. A value that crosses goes from one stage
     of the forward pass, found by structure, to a later one; one between batched products has no other product on the
-    way.
+    way. Where the kind is None, it is that of the primitive.
     """
 
     id: int = 0
@@ -37,6 +37,7 @@ class ForwardValue:
     layer: int | None = None
     name: str | None = None
     primitive: str = ""
+    kind: Kind | None = None
     dtype: str = ""
     size_bytes: int = 0
     flops: int = 0
@@ -198,10 +199,9 @@ def outermost(glob: str, scope: str) -> str | None:
     return next((path for path in reversed(_around(scope)) if globs(glob, path)), None)
 
 
-def _is_primitive(glob: str, primitive: str) -> bool:
-    return any(
-        kind_of(primitive) == each if each in set(Kind) else globs(each, primitive) for each in _alternatives(glob)
-    )
+def _is_primitive(glob: str, value: ForwardValue) -> bool:
+    kind = value.kind or kind_of(value.primitive)
+    return any(kind == each if each in set(Kind) else globs(each, value.primitive) for each in _alternatives(glob))
 
 
 @lru_cache(maxsize=1024)
@@ -213,7 +213,7 @@ def layers_of_ranges(ranges: str) -> frozenset[int]:
 _HOLDS: Mapping[str, Callable[[Any, ForwardValue], bool]] = {
     "scope": lambda glob, c: outermost(glob, c.scope) is not None,
     "name": lambda glob, c: globs(glob, c.name),
-    "primitive": lambda glob, c: _is_primitive(glob, c.primitive),
+    "primitive": _is_primitive,
     "dtype": lambda glob, c: globs(glob, c.dtype),
     "layers": lambda ranges, c: c.layer is not None and c.layer in layers_of_ranges(ranges),
     "every": lambda k, c: c.layer is not None and c.layer % k == 0,

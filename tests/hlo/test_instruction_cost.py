@@ -94,3 +94,34 @@ def test_of_a_converted_slice_the_bytes_before_the_conversion_are_read():
         ROOT one = f32[{sizes}] dynamic-slice(all, at, zero, zero), dynamic_slice_sizes={{{sizes}}}"""
     found = traffic_bytes(fused, result=f"f32[{sizes}]")
     assert found == NUMBER_BYTES + SLICE_BYTES + SLICE_BYTES + 2 * SLICE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("call", "operands", "result"),
+    [
+        ("Forward", ("input", "kernel"), "output"),
+        ("BackwardInput", ("output", "kernel"), "input"),
+        ("BackwardFilter", ("input", "output"), "kernel"),
+    ],
+)
+def test_the_three_convolutions_of_cudnn_have_the_flops_of_the_first(call, operands, result):
+    batch, size, window, inputs, outputs = 2, 8, 3, 4, 16
+    shapes = {
+        "input": f"f32[{batch},{size},{size},{inputs}]",
+        "kernel": f"f32[{window},{window},{inputs},{outputs}]",
+        "output": f"f32[{batch},{size},{size},{outputs}]",
+    }
+    first, second = (shapes[operand] for operand in operands)
+    text = f"""
+        HloModule module, is_scheduled=true
+        ENTRY main (a: {first}, b: {second}) -> ({shapes[result]}, u8[0]) {{
+          a = {first} parameter(0)
+          b = {second} parameter(1)
+          ROOT made = ({shapes[result]}, u8[0]) custom-call(a, b), window={{size={window}x{window} pad=1_1x1_1}},
+            dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$conv{call}"
+        }}"""
+    program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
+    made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
+    found = with_cost(Kernel(name="made", opcode="custom-call"), program, made)
+    assert found.matmul_flops == 2 * batch * size * size * outputs * window * window * inputs
+    assert found.matmul_dtype == "float32"

@@ -34,8 +34,21 @@ def test_errors_are_interpolated_between_compiled_plans():
 
 def test_the_question_is_where_a_line_through_two_plans_meets_the_budget():
     error = ModelError([compiled(100, 110), compiled(200, 240), compiled(300, 600)])
-    assert error.question(175, Limits()) == 150
+    assert error.question(175, Limits(margins=(0.0,))) == 150
     assert ModelError([]).question(175, Limits()) == 175
+
+
+def test_the_more_plans_were_too_large_the_more_is_taken_off():
+    """Plans that miss the budget by a little, one after the other, do not use up all compiles."""
+    limits, points = Limits(margins=(0.001, 0.02, 0.1)), [(50_000, 60_000)]
+    taken_off = []
+    for too_large in ((100_000, 100_003), (99_997, 100_002), (99_995, 100_001)):
+        points.append(too_large)
+        low, high = points[0], min(points[1:])
+        slope = (high[0] - low[0]) / (high[1] - low[1])
+        asked_bytes = ModelError([compiled(*point) for point in points]).question(100_000, limits)
+        taken_off.append(low[0] + (100_000 - low[1]) * slope - asked_bytes)
+    assert taken_off == pytest.approx([125, 2500, 12_500], abs=2)
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_size=6), st.integers(1, 1000))

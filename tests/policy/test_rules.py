@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt import PolicyError
-from jaxckpt.ir import Offload, Phase, Recompute, Save
+from jaxckpt.ir import Kind, Offload, Phase, Recompute, Save
 from jaxckpt.policy import ForwardValue, Match, Policy, Rule, forward_values, resolve
 from tests.graphs import Builder
 
@@ -124,6 +124,17 @@ def test_a_rule_on_a_primitive_decides_about_unread_values():
     assert sum(rule == 0 for _, rule in found.values()) == 3
     broad = decided(Policy(rules=(Rule(match=Match(scope="net/*"), decision=Save()),)))
     assert len(broad) == 3
+
+
+def test_a_call_of_elementwise_work_is_elementwise():
+    """`jax.nn.relu` is a call with its own derivative: a policy that saves opaque ops recomputes such a call."""
+    build = Builder()
+    x = build.op("custom_jvp_call", build.input(4096), size_bytes=4096, kind=Kind.ELEMENTWISE)
+    y = build.op("custom_jvp_call", x, size_bytes=4096, kind=Kind.OPAQUE)
+    graph = build.graph(build.op("mul", x, y, size_bytes=4096, phase=Phase.BACKWARD))
+    rules = (Rule(match=Match(primitive="opaque"), decision=Save()),)
+    resolved = {each.forward_value.id: each.decision for each in resolve(Policy(rules=rules), graph)}
+    assert resolved == {x: Recompute(), y: Save()}
 
 
 @pytest.mark.parametrize(
