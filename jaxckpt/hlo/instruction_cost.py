@@ -198,7 +198,8 @@ def _written_bytes(program: HloProgram, root: Instruction) -> int:
         root = program.instructions[root.operand_ids[0]]
     if root.opcode in _IN_PLACE:
         return _updated_bytes(program, root)
-    return 0 if root.opcode == "parameter" else shape_bytes(root.shape)
+    written = _result(root.shape) if root.opcode == "custom-call" else root.shape
+    return 0 if root.opcode == "parameter" else shape_bytes(written)
 
 
 def _updated_bytes(program: HloProgram, instruction: Instruction) -> int:

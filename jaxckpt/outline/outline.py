@@ -1,6 +1,6 @@
 """Outlining: open loops become scan equations, open branches conds, and open bodies of `shard_map` equations of that.
 
-Neighbouring equations of one loop are the body of one scan. An analysis in seven passes says what each loop reads and
+Neighbouring equations of one loop are the body of one scan. An analysis in eight passes says what each loop reads and
 gives (`interfaces`, `stack_indexing`); then scans and conds are written level by level from what the passes found.
 Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of loops.
 """
@@ -15,7 +15,13 @@ from jaxckpt import _compat
 from jaxckpt.ir.regions import COND_END
 from jaxckpt.outline.interfaces import Cond, Interfaces, LoopInterface, LoopTree, zeros_like_aval
 from jaxckpt.outline.shard_map import is_within, regions
-from jaxckpt.outline.stack_indexing import add_counters, carry_filled_arrays, hold_row_major, number_iterations
+from jaxckpt.outline.stack_indexing import (
+    add_counters,
+    begin_stacks_late,
+    carry_filled_arrays,
+    hold_row_major,
+    number_iterations,
+)
 from jaxckpt.program.flat_program import (
     Atom,
     Equation,
@@ -54,15 +60,16 @@ def _outlined(
 
 
 def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
-    """The interfaces of all loops, found in seven passes.
+    """The interfaces of all loops, found in eight passes.
 
     1. Own stacks before interfaces: a value that the step stacks itself is read from that stack.
     2. Interfaces, with what runs an iteration ahead: later passes add to carries that are complete here.
     3. Parts of split loops get row-major carries before filled arrays join these, whose layout is left to XLA there.
     4. Arrays that several loops fill join the carries.
     5. Tiles get row-major carries after that, filled arrays included; no benchmark compared this with the order of 3.
-    6. Numbers and counters: which loops need them depends on slices and updates of all passes before.
-    7. Carries of equations that run an iteration ahead are the last of their loops.
+    6. Stacks that begin late join the carries of their loops.
+    7. Numbers and counters: which loops need them depends on slices and updates of all passes before.
+    8. Carries of equations that run an iteration ahead are the last of their loops.
     """
     found = Interfaces(equations, tree)
     parts = [loop for loop, opened in enumerate(tree.loops) if opened.offset is not None]
@@ -71,6 +78,8 @@ def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
     carry_filled_arrays(found.loops, tree, found.filled)
     hold_row_major(found.loops, tree, sorted(tiles))
     for interface, opened in zip(found.loops, tree.loops, strict=True):
+        if opened.begins_stacks_late:
+            begin_stacks_late(interface, opened, equations)
         if opened.reads_iteration_number:
             number_iterations(interface, opened, equations)
     add_counters(found.loops, tree)

@@ -51,25 +51,29 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
         transformed = transformed_step(traced, plan)
     steps = schedule(transformed.graph, plan)
     eqns, outvars = equations(transformed, steps, stacked=stacked)
-    program = _with_numbered_iterations(transformed) if plan.decisions else transformed.program
+    program = _with_scheduled_loops(transformed) if plan.decisions else transformed.program
     closed = closed_jaxpr(program, eqns, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed)
 
 
-def _with_numbered_iterations(traced: Traced) -> FlatProgram:
-    """The program of a step in which iterations with a forward and a backward pass read their number from an array.
+def _with_scheduled_loops(traced: Traced) -> FlatProgram:
+    """The program of a step whose loops are written so that XLA's scheduler for GPUs keeps the plan's memory.
 
-    Not where devices exchange data: there XLA orders the kernels of every body anew anyway.
+    Iterations with a forward and a backward pass read their number from an array; loops of the backward pass alone
+    begin their stacks late (`jaxckpt.outline.stack_indexing`). In forward passes stacks that begin as zeros are as
+    good, and loops share zeros. Not where devices exchange data: there XLA orders the kernels of every body anew
+    anyway.
     """
     graph, program = traced.graph, traced.program
     if graph.mesh:
         return program
     with_forward = {around for op in graph.ops if op.phase is Phase.FORWARD for around in graph.path(op.loop)}
     loops = list(program.loops)
-    for loop in with_forward & graph.loops_after_forward:
+    for loop in graph.loops_after_forward:
         if graph.loops[loop].rolled and _is_plain(loops[loop]):
-            loops[loop] = replace(loops[loop], reads_iteration_number=True)
+            has_forward = loop in with_forward
+            loops[loop] = replace(loops[loop], reads_iteration_number=has_forward, begins_stacks_late=not has_forward)
     return program.replace(loops=tuple(loops))
 
 

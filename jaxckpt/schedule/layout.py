@@ -8,7 +8,8 @@
 3. Rows and columns of a product may change places for nothing.
 4. Where the two stand in loops, the stacked residuals of the earlier one are transposed at once before the later loop.
 
-Layout copies are views of a product that the next product cannot read in their layout, so that they are copied.
+Layout copies are views that the next op cannot read in their layout, so that they are copied: views of a product that
+another product reads, and transpositions in front of a Fourier transform, which reads its operand in row-major order.
 A matrix product goes over an operand with one stride for its batch axes, one for the axes that it contracts, and one
 for the rest. So the axes of each group must be contiguous with each other. Where they are not (heads, which an
 attention block puts between batch and sequence, and takes back into the width), the operand is transposed first, once
@@ -141,8 +142,8 @@ def _permutation_of(op: Op) -> AxisOrder:
 
 
 def copied_views(graph: Graph) -> frozenset[int]:
-    """Views whose results are copied for the products that read them."""
-    return frozenset(view for op in graph.ops for view in _copied_for(graph, op))
+    """Views whose results are copied for the products and the Fourier transforms that read them."""
+    return frozenset(view for op in graph.ops for view in (*_copied_for(graph, op), *_copied_for_fft(graph, op)))
 
 
 def read_in_default_layout(graph: Graph) -> frozenset[int]:
@@ -174,6 +175,16 @@ def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
         strides = _strides_behind(graph, views)
         if strides is None or not _is_readable(dict(enumerate(strides)), groups):
             yield next((view for view in reversed(views) if graph.ops[view].primitive == "transpose"), views[0])
+
+
+def _copied_for_fft(graph: Graph, op: Op) -> Iterator[int]:
+    """The last transposition among the views in front of a Fourier transform."""
+    value = op.reads[0] if op.primitive == "fft" else None
+    while value is not None and (producer := graph.producer[value]) is not None:
+        view = graph.ops[producer]
+        if view.primitive == "transpose":
+            yield view.id
+        value = view.reads[0] if view.primitive != "transpose" and is_view_of(graph, view) else None
 
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:

@@ -125,3 +125,23 @@ def test_the_three_convolutions_of_cudnn_have_the_flops_of_the_first(call, opera
     found = with_cost(Kernel(name="made", opcode="custom-call"), program, made)
     assert found.matmul_flops == 2 * batch * size * size * outputs * window * window * inputs
     assert found.matmul_dtype == "float32"
+
+
+def test_the_scratch_of_a_library_call_in_a_fusion_is_not_written():
+    product, scratch = "bf16[128,64]", "s8[33554432]"
+    text = f"""
+        HloModule module, is_scheduled=true
+        fused (l: {product}, r: bf16[64,64]) -> ({product}, {scratch}) {{
+          l = {product} parameter(0)
+          r = bf16[64,64] parameter(1)
+          ROOT call = ({product}, {scratch}) custom-call(l, r), custom_call_target="__cublas$lt$matmul"
+        }}
+        ENTRY main (a: {product}, b: bf16[64,64]) -> ({product}, {scratch}) {{
+          a = {product} parameter(0)
+          b = bf16[64,64] parameter(1)
+          ROOT made = ({product}, {scratch}) fusion(a, b), kind=kCustom, calls=fused
+        }}"""
+    program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
+    made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
+    found = with_cost(Kernel(name="made", opcode="fusion"), program, made)
+    assert found.traffic_bytes == 2 * (128 * 64 + 64 * 64 + 128 * 64)

@@ -346,6 +346,41 @@ def test_numbered_iterations_slice_by_an_array_of_numbers():
     )
 
 
+def test_stacks_of_the_backward_begin_as_copies_of_its_cotangent():
+    """Zeros depend on nothing, and a compiler may write them long before the loop."""
+    step = jax.grad(lambda w, x: jnp.sin(loss(w, x)))
+    jaxpr = planned(trace_step(step, W, X), Recompute(), among=lambda op: op.primitive == "cos")
+    golden(
+        jaxpr,
+        """
+        e f = scan 4 [- | c=a | d=b]
+          g = mul c d
+          h = sin g
+          i = cos g
+          -> h c
+        j = reduce_sum e
+        k = cos j
+        l = optimization_barrier e
+        m = reduce_sum l
+        n = cos m
+        o = mul 1.0 n
+        p = slice o
+        q = reshape p
+        r = broadcast_in_dim q
+        x y z = scan 4 reverse [- | s=o t=r u=3 | v=b w=b c=f]
+          aa = mul c w
+          ab = cos aa
+          ac = mul s ab
+          ad = mul c ac
+          ae = mul ac v
+          af = broadcast_in_dim ad
+          ag = dynamic_update_slice t af u
+          ah = add u -1
+          -> ae ag ah
+        """,
+    )
+
+
 def test_branches_share_slots_of_one_type():
     jaxpr = trace_step(jax.grad(switched), X, 0).jaxpr
     golden(

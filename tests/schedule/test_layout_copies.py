@@ -51,6 +51,17 @@ def test_operands_in_a_readable_layout_are_not_copied(function):
     assert copied(function, X, W) == []
 
 
+@pytest.mark.parametrize(
+    ("axes", "copies"),
+    [
+        pytest.param((1, 2), [("transpose", (2, 6, 8, 4))], id="axes in the middle"),
+        pytest.param((2, 3), [], id="the last axes"),
+    ],
+)
+def test_a_fourier_transform_reads_rows(axes, copies):
+    assert copied(lambda x: jnp.abs(jnp.fft.rfft2(jnp.sin(x), axes=axes)), (2, 8, 4, 6)) == copies
+
+
 GROUPED, SHARED = (2, 8, 2, 3, 4), (2, 8, 2, 4)
 
 
