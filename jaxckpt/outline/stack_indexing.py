@@ -74,7 +74,7 @@ def begin_stacks_late(interface: LoopInterface, opened: OpenLoop, equations: Seq
 
     Every element is overwritten. A loop that no computed array of real numbers enters keeps its stacks.
     """
-    made_at = {v: at for at, equation in enumerate(equations) for v in equation.eqn.outvars}
+    made_at = _computed_at(equations)
     operands = (*interface.slices.values(), *(carry.init for carry in interface.carries))
     reals = (v for v in operands if isinstance(v, jex.Var) and jnp.issubdtype(v.aval.dtype, jnp.floating))
     last = max((v for v in reals if v in made_at), key=made_at.__getitem__, default=None)
@@ -91,6 +91,26 @@ def begin_stacks_late(interface: LoopInterface, opened: OpenLoop, equations: Seq
         interface.carries.append(carry)
         interface.updates.append((carry.current, value, carry.following))
     interface.stacks = kept
+
+
+def _computed_at(equations: Sequence[Equation]) -> Mapping[jex.Var, int]:
+    """For each variable the position of the equation that computes it; constants are not computed.
+
+    What passes a barrier is computed in front of it.
+    """
+    computed_at: dict[jex.Var, int] = {}
+    constants: set[Atom] = set()
+    for position, equation in enumerate(equations):
+        eqn = equation.eqn
+        if all(isinstance(atom, jex.Literal) or atom in constants for atom in eqn.invars):
+            constants.update(eqn.outvars)
+        elif eqn.primitive.name == "optimization_barrier":
+            passed = zip(eqn.invars, eqn.outvars, strict=True)
+            known = ((before, after) for before, after in passed if isinstance(before, jex.Var))
+            computed_at.update({after: computed_at[before] for before, after in known if before in computed_at})
+        else:
+            computed_at.update(dict.fromkeys(eqn.outvars, position))
+    return computed_at
 
 
 def _copies_of_first(array: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:

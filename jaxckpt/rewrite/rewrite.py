@@ -4,6 +4,7 @@ The plan's schedule becomes equations, and JAX's own type checker checks these. 
 the step, from the same flat arguments, and nothing is traced again.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -60,20 +61,22 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
 def _with_scheduled_loops(traced: Traced) -> FlatProgram:
     """The program of a step whose loops are written so that XLA's scheduler for GPUs keeps the plan's memory.
 
-    Iterations with a forward and a backward pass read their number from an array; loops of the backward pass alone
-    begin their stacks late (`jaxckpt.outline.stack_indexing`). In forward passes stacks that begin as zeros are as
-    good, and loops share zeros. Not where devices exchange data: there XLA orders the kernels of every body anew
+    Iterations with a forward and a backward pass read their number from an array. Where several loops of the backward
+    pass follow one another, they begin their stacks late (`jaxckpt.outline.stack_indexing`); a single loop's stacks are
+    alive at the peak in any case. Not where devices exchange data: there XLA orders the kernels of every body anew
     anyway.
     """
     graph, program = traced.graph, traced.program
     if graph.mesh:
         return program
     with_forward = {around for op in graph.ops if op.phase is Phase.FORWARD for around in graph.path(op.loop)}
+    backward = graph.loops_after_forward - with_forward
+    siblings = Counter(program.loops[loop].parent for loop in backward)
     loops = list(program.loops)
     for loop in graph.loops_after_forward:
         if graph.loops[loop].rolled and _is_plain(loops[loop]):
-            has_forward = loop in with_forward
-            loops[loop] = replace(loops[loop], reads_iteration_number=has_forward, begins_stacks_late=not has_forward)
+            late = loop in backward and siblings[loops[loop].parent] > 1
+            loops[loop] = replace(loops[loop], reads_iteration_number=loop in with_forward, begins_stacks_late=late)
     return program.replace(loops=tuple(loops))
 
 
