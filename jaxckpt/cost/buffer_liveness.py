@@ -21,10 +21,11 @@ from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
 from jaxckpt.ir import Graph, Kind, Op, Trait
-from jaxckpt.ir.regions import STACK
+from jaxckpt.ir.regions import END, STACK
 from jaxckpt.schedule import Barrier, Move, Run
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
+_RETURN_TUPLES = frozenset({"conv_general_dilated", STACK, END})
 _FLAT, _STACKED = 2, 3
 """Dimensions of a matrix, and of a stack of them."""
 
@@ -38,9 +39,9 @@ class BufferLiveness:
       deaths: For each buffer the last step that reads it.
       in_place: Buffers whose kernel may write over one that dies there.
       flattened: Buffers of products that XLA computes as a matrix, in another shape than the value's.
-      reshaped: Those of them that passed a barrier, which no later kernel writes over. XLA fuses the reshape of such a
-        product into each reader; behind a barrier the reshape is an op of its own, and a kernel writes only over what
-        one of its operands defines.
+      indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
+        which loops and cuDNN's convolutions return, and flattened products that passed a barrier. XLA fuses the reshape
+        of such a product into each reader; behind a barrier the reshape is an op of its own.
       workspace_bytes: For each step whose kernel needs some.
       loops: Spans that no instance has: stacks, slots, copies of slices.
       clock: Times of the steps.
@@ -54,7 +55,7 @@ class BufferLiveness:
         self.deaths: dict[int, int] = {}
         self.in_place: set[int] = set()
         self.flattened: set[int] = set()
-        self.reshaped: set[int] = set()
+        self.indirect: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.loops = LoopLiveness(graph, kernels.schedule.steps)
         self.clock = StepClock(graph, kernels.rates.host_bandwidth_bytes_per_s)
@@ -115,7 +116,10 @@ class BufferLiveness:
             self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
             self.flattened.add(instance)
-        if instance in self.kernels.fusion.epilogue_ends:  # the last op is elementwise, but the kernel is a product's
+        if op.primitive in _RETURN_TUPLES:
+            self.indirect.add(instance)
+        fusion = self.kernels.fusion
+        if instance in fusion.epilogue_ends or fusion.holds_rows(step):  # elementwise, but in the kernel of other ops
             return
         is_carry = op.carries > 0 and instance in step.writes[: op.carries]
         if op.kind in _WRITES_IN_PLACE or is_carry or self.loops.is_boundary(step):
@@ -162,7 +166,7 @@ class BufferLiveness:
                 source = self.storing.pop(read, None)
                 if source is not None and not is_store:
                     self.storing[write] = source
-            self.reshaped.update(self.flattened.intersection(sources))
+            self.indirect.update(self.flattened.intersection(sources))
 
     def _move(self, at: int, step: Move) -> None:
         """A copy to the host or back, or a shard that is cut or gathered, outside of loops or in one."""

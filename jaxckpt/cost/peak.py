@@ -59,7 +59,7 @@ def _written_over(buffers: BufferLiveness, own: Mapping[int, Span], in_place: Co
     for buffer in in_place:
         new, candidates = own[buffer], dying.get(own[buffer].birth, [])
         fitting = (old for old in candidates if own[old].birth < new.birth and own[old].size_bytes == new.size_bytes)
-        over = next((old for old in fitting if old not in buffers.reshaped), None)
+        over = next((old for old in fitting if old not in buffers.indirect), None)
         if over is not None:
             candidates.remove(over)
             yield buffer

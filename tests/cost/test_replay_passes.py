@@ -1,5 +1,6 @@
 """Golden results of each pass of a replay, on one small step: kernels, live ranges, times, bytes alive."""
 
+import pytest
 from types import SimpleNamespace
 
 from jaxckpt.cost import arithmetic_costs, fuse
@@ -96,7 +97,7 @@ LENGTH = 3
 def buffers_of(*ranges: tuple[int, int], **facts) -> SimpleNamespace:
     """Buffers of a schedule of three steps, in a step without loops."""
     births, deaths = ({i: each[k] for i, each in enumerate(ranges)} for k in (0, 1))
-    nothing = {"in_place": set(), "reshaped": set(), "workspace_bytes": {}, "loops": passes(step())[2].loops}
+    nothing = {"in_place": set(), "indirect": set(), "workspace_bytes": {}, "loops": passes(step())[2].loops}
     return SimpleNamespace(births=births, deaths=deaths, size_bytes=[MB] * len(ranges), **(nothing | facts))
 
 
@@ -108,8 +109,22 @@ def test_bytes_alive_are_those_of_live_ranges_and_workspaces():
 
 def test_a_kernel_writes_over_a_buffer_of_its_shape_that_dies():
     assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1}), LENGTH, external=(), results=()) == (MB, MB, MB)
-    reshaped = buffers_of((0, 1), (1, 2), in_place={1}, reshaped={0})
-    assert live_bytes(reshaped, LENGTH, external=(), results=()) == (MB, 2 * MB, MB)
+    of_tuple = buffers_of((0, 1), (1, 2), in_place={1}, indirect={0})
+    assert live_bytes(of_tuple, LENGTH, external=(), results=()) == (MB, 2 * MB, MB)
+
+
+@pytest.mark.parametrize(("primitive", "is_tuple"), [("dot_general", False), ("conv_general_dilated", True)])
+def test_no_kernel_writes_over_what_a_convolution_returns(primitive, is_tuple):
+    """cuDNN returns a tuple of the result and its scratch: no reader has the result itself as an operand."""
+    build = Builder()
+    x, w = build.input(MB), build.input(MB)
+    made = build.op(primitive, x, w, size_bytes=MB)
+    changed = build.op("sin", made, size_bytes=MB)
+    graph = build.graph(
+        build.op("reduce_sum", changed, build.op("dot_general", changed, w, size_bytes=MB), size_bytes=4)
+    )
+    buffers = passes(graph)[2]
+    assert (made in buffers.indirect) is is_tuple
 
 
 def test_a_temporary_fits_in_a_result_that_is_not_written_yet():
