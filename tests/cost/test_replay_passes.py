@@ -1,7 +1,8 @@
 """Golden results of each pass of a replay, on one small step: kernels, live ranges, times, bytes alive."""
 
-import pytest
 from types import SimpleNamespace
+
+import pytest
 
 from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferLiveness
@@ -115,7 +116,7 @@ def test_a_kernel_writes_over_a_buffer_of_its_shape_that_dies():
 
 @pytest.mark.parametrize(("primitive", "is_tuple"), [("dot_general", False), ("conv_general_dilated", True)])
 def test_no_kernel_writes_over_what_a_convolution_returns(primitive, is_tuple):
-    """cuDNN returns a tuple of the result and its scratch: no reader has the result itself as an operand."""
+    """A call of cuDNN returns a tuple of the result and its scratch: no reader has the result itself as an operand."""
     build = Builder()
     x, w = build.input(MB), build.input(MB)
     made = build.op(primitive, x, w, size_bytes=MB)
