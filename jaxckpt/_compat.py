@@ -21,6 +21,7 @@ import jax
 import jax.extend.core
 from jax._src import core, distributed, sharding_impls, source_info_util, xla_bridge
 from jax._src.effects import JaxprInputEffect
+from jax._src.lax import windowed_reductions
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.source_info_util import NameStack
 from jax.interpreters import partial_eval
@@ -419,6 +420,20 @@ def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list
     constants_end = params["num_consts"]
     carry_end = constants_end + params["num_carry"]
     return list(operands[:constants_end]), list(operands[constants_end:carry_end]), list(operands[carry_end:])
+
+
+def gradient_of_max_pooling(params: Any, cotangent: jax.Array, pooled: jax.Array, zero: jax.Array) -> jax.Array:
+    """What `select_and_scatter_add` of some parameters computes, with a zero of one's own. jax 0.10.2, 0.12.0.1."""
+    return windowed_reductions._select_and_scatter(
+        pooled,
+        params["select_prim"].bind,
+        params["window_dimensions"],
+        params["window_strides"],
+        params["padding"],
+        cotangent,
+        zero,
+        jax.lax.add,
+    )
 
 
 ### Jits of other libraries. Caller: jaxckpt.calling. Canaries: tests/calling/test_wrappers.py.

@@ -63,6 +63,7 @@ class _Emitter:
         self._variables: dict[int, jex.Var] = dict(enumerate(traced.variables))
         self._as_shaped = frozenset[int]() if traced.graph.mesh else read_in_default_layout(traced.graph)
         """Values that products read in their default layout; on a mesh flat arrays would have to be resharded."""
+        self._has_clones = any(isinstance(step, Run) and step.is_clone for step in schedule.steps)
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' values."""
         self._stacks = HostStacks(self._variables, schedule, stacked=stacked)
@@ -80,6 +81,9 @@ class _Emitter:
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
             invars = self._literals_behind(step, invars, manual)
+        if eqn.primitive.name == "select_and_scatter_add" and self._has_clones and manual is None:
+            self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
+            return
         # A slice in another loop is of that loop.
         params = dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
         written = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
@@ -307,6 +311,22 @@ def _flat_pin(like: jex.JaxprEqn, pinned: jex.Var, held: jex.Var) -> Iterator[je
     shape = pinned.aval.shape
     eqns = traced_eqns(lambda x: jax.lax.optimization_barrier(x.reshape(-1)).reshape(shape), [pinned], held)
     return (_named(eqn, "pin", like, eqn.invars, eqn.outvars) for eqn in eqns)
+
+
+def _pooling_gradient(pooling: jex.JaxprEqn, operands: Sequence[Atom], result: jex.Var) -> Iterator[jex.JaxprEqn]:
+    """The gradient of a maximum over windows, of a zero that has passed a barrier with the cotangent.
+
+    XLA scatters that gradient into zeros. They are one constant with the zeros of other ops, such as those of a relu of
+    the same shape, and are then in memory from the first of these ops on, and copied before the scatter.
+    """
+
+    def gradient(cotangent: jax.Array, pooled: jax.Array) -> jax.Array:
+        zero, cotangent = jax.lax.optimization_barrier((jnp.zeros((), cotangent.dtype), cotangent))
+        return _compat.gradient_of_max_pooling(pooling.params, cotangent, pooled, zero)
+
+    return (
+        eqn.replace(source_info=pooling.source_info, ctx=pooling.ctx) for eqn in traced_eqns(gradient, operands, result)
+    )
 
 
 @functools.cache

@@ -51,6 +51,7 @@ _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "red
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
+_WORD_BYTES = 4
 _FUSIBLE = (Kind.ELEMENTWISE, Kind.VIEW)
 _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
 
@@ -120,6 +121,8 @@ class WorkCounter:
             return UNPRICED if body is None else self._of_body(body)[0]
         if name in _FREE:
             return EquationWork()
+        if name == "select_and_scatter_add":
+            return _pooling_gradient(eqn)
         return EquationWork(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
 
     def _of_body(self, jaxpr: AnyJaxpr) -> tuple[EquationWork, bool]:
@@ -134,6 +137,20 @@ class WorkCounter:
         flops = _known([self.of(equation.eqn).flops for equation in program.equations], sum)
         memory = BodyMemory() if self._body_memory is None else self._body_memory(program, self)
         return EquationWork(flops=flops, traffic_bytes=memory.traffic_bytes, workspace_bytes=memory.workspace_bytes)
+
+
+def _pooling_gradient(eqn: jex.JaxprEqn) -> EquationWork:
+    """The work of the gradient of a maximum over windows, which XLA for GPUs computes by three kernels.
+
+    One writes the maximum of each window, in float32, and its place, an int32 an axis; one writes zeros; one scatters
+    the cotangent into the zeros at these places, which are in memory with the zeros.
+    """
+    maxima = eqn.invars[0].aval
+    axis_bytes = maxima.size * _WORD_BYTES
+    places_bytes = axis_bytes * len(maxima.shape)
+    scattered_bytes = 2 * maxima.size * maxima.dtype.itemsize
+    moved_bytes = axis_bytes + 2 * places_bytes + scattered_bytes
+    return EquationWork(traffic_bytes=moved_bytes, workspace_bytes=places_bytes)
 
 
 def _contracted_size(eqn: jex.JaxprEqn) -> int:

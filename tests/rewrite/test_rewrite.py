@@ -247,6 +247,28 @@ def test_initialisers_of_scatters_come_after_the_gradient():
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
+def test_zeros_of_a_pooling_gradient_come_after_its_cotangent():
+    """XLA makes one constant of all zeros of a shape, and would copy it where the gradient is scattered."""
+
+    def pooled(w, x):
+        with jax.named_scope("block_0"):
+            x = jax.nn.relu(jnp.sin(x @ w))
+        windows = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID")
+        return jnp.sum(jnp.sin(windows) ** 2)
+
+    flat = (W, X)
+    traced = trace_step(jax.grad(pooled), *flat)
+    rewritten = rewrite(traced, drop_all(traced.graph, scopes=BLOCKS[:1]))
+    made = {v: eqn for eqn in eqns(rewritten) for v in eqn.outvars}
+    (scatter,) = (eqn for eqn in eqns(rewritten) if eqn.primitive.name == "select_and_scatter")
+    _, cotangent, zero = scatter.invars
+    assert made[zero] is made[cotangent]
+    assert made[zero].primitive.name == "optimization_barrier"
+    assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
+    unchanged = rewrite(traced, GraphPlan(fingerprint=traced.graph.fingerprint, decisions={}, stages=(0,)))
+    assert "select_and_scatter_add" in names(unchanged)
+
+
 def test_key_arrays_pass_barriers_and_are_recomputed():
     def noisy(w, x, key):
         def loss(w):

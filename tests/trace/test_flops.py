@@ -129,6 +129,17 @@ def test_sharded_bodies_count_for_all_devices_together():
     assert work(function, jnp.ones((6, 4)), primitive="shard_map").flops == 2 * PRODUCT
 
 
+def test_the_gradient_of_a_maximum_writes_places_and_scatters():
+    def pooled(x):
+        return jnp.sum(jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID") ** 2)
+
+    found = work(jax.grad(pooled), jnp.ones((6, 8)), primitive="select_and_scatter_add")
+    windows = 3 * 4
+    assert found.workspace_bytes == 2 * 4 * windows  # an int32 for each axis
+    assert found.traffic_bytes == 4 * windows + 2 * found.workspace_bytes + 2 * 4 * windows
+    assert found.flops == 0
+
+
 def test_unknown_primitives_are_unpriced_and_moves_are_free():
     assert work(jnp.linalg.svd, W, primitive="svd").flops is None
     assert work(jnp.sort, X, primitive="sort").flops == 0
