@@ -353,8 +353,9 @@ class Recomputation:
                 continue
             ops.add(op)
             for read in graph.ops[op].reads:
-                if read not in known:
-                    sources.add(read) if is_source(read) else pending.append(read)
+                if read not in known:  # zeros of a scatter are made anew, whatever the plan saves
+                    is_saved = is_source(read) and graph.producer[read] not in self.initialisers
+                    sources.add(read) if is_saved else pending.append(read)
         return ops, sources
 
     def _is_source(self, depth: int, value: int) -> bool:
@@ -368,7 +369,9 @@ class Recomputation:
         writer, own, instances = self._writer, self._graph.ops[op], clones.instances
         reads = tuple([instances[v] if v in instances else writer.current[v] for v in own.reads])
         writes = tuple(map(writer.new_instance, own.writes))
-        after = instances.get(self.initialisers[op]) if op in self.initialisers else None
+        after = None
+        if (awaited := self.initialisers.get(op)) is not None:  # the first instance has passed the clones' barrier
+            after = instances.get(awaited, next(iter(instances.values()), None))
         writer.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=writer.loop, after=after))
         for value, instance in zip(own.writes, writes, strict=True):
             instances.setdefault(value, instance)

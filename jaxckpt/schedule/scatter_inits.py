@@ -6,6 +6,8 @@ compiler may write them when the step begins, one buffer for all of a shape, whi
 Read after `jaxckpt.ir`.
 """
 
+from collections.abc import Set
+
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule.argument_derived import is_broadcast_over
 
@@ -20,9 +22,9 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     zeros wait for the scattered value itself, if that is no larger than they are. Zeros whose scatter is added to
     something are left out: compilers scatter into the addend. So are those in the bodies of loops.
     """
-    found = {}
+    found, fused = {}, scatters_fused_with_add(graph)
     for op in graph.scatters:
-        if op.phase is Phase.UPDATE or op.loop is not None or _is_fused_with_add(graph, op):
+        if op.phase is Phase.UPDATE or op.loop is not None or op.id in fused:
             continue
         initialiser = graph.producer[op.reads[0]]
         if initialiser is not None and _is_own(graph, graph.ops[initialiser], op):
@@ -73,17 +75,25 @@ def _is_computed_table(graph: Graph, gather: Op) -> bool:
 
 
 def scatters_fused_with_add(graph: Graph) -> frozenset[int]:
-    """Scatters over a constant whose only reader adds the result to something, unless to another such scatter."""
-    return frozenset(op.id for op in graph.scatters if _is_fused_with_add(graph, op))
+    """Scatters over a constant whose only reader adds the result to something, unless to another such scatter.
+
+    An addition of the one kind is a scatter then: of `(a + scatter) + scatter` the second one is not fused.
+    """
+    fused, scattered = set[int](), set[int]()
+    adding = ((reader.id, op) for op in graph.scatters if (reader := _adding(graph, op)) is not None)
+    for reader, op in sorted(adding, key=lambda each: each[0]):
+        if _is_fused_with(graph, graph.ops[reader], op, scattered):
+            fused.add(op.id)
+            scattered.update(graph.ops[reader].writes)
+    return frozenset(fused)
 
 
-def _is_fused_with_add(graph: Graph, scatter: Op) -> bool:
-    if (reader := _adding(graph, scatter)) is None:
-        return False
+def _is_fused_with(graph: Graph, addition: Op, scatter: Op, scattered: Set[int]) -> bool:
     (result,) = scatter.writes
-    addends = {v for v in reader.reads if v != result}
+    addends = {v for v in addition.reads if v != result}
     producers = [graph.ops[op] for v in addends if (op := graph.producer[v]) is not None]
-    if any(op.kind is Kind.SCATTER and _adding(graph, op) is not None for op in producers):
+    is_scatter = any(op.kind is Kind.SCATTER and _adding(graph, op) is not None for op in producers)
+    if is_scatter or not scattered.isdisjoint(addends):
         return False
     size_bytes = graph.values[result].size_bytes
     return not any(is_broadcast_over(graph, v, size_bytes) for v in addends)

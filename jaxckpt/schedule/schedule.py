@@ -63,7 +63,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    `passing`). A compiler would postpone all additions, and keep their operands. So does the gradient of a
    weight that is small against what it is computed of.
 
-10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`).
+10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`); those of a clone
+    wait for the barrier of the clones.
 
 11. A weight that the update replaces passes the first barrier of the one stage that reads it, for the backward; the
     update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see

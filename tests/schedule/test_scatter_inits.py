@@ -1,7 +1,7 @@
 """What the zeros of a scatter wait for, each case on the smallest graph that has it."""
 
-from jaxckpt.ir import GraphPlan, Phase, Recompute
-from jaxckpt.schedule import Run, schedule
+from jaxckpt.ir import GraphPlan, Phase, Recompute, Save
+from jaxckpt.schedule import Barrier, Run, schedule
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies, scatters_fused_with_add
 from tests.graphs import Builder
 
@@ -85,6 +85,39 @@ def test_zeros_of_scatters_that_are_added_to_each_other_wait():
     graph = build.graph(build.op("add_any", two, parts[2], size_bytes=4000, phase=Phase.BACKWARD))
     assert initialiser_dependencies(graph) == {graph.producer[z]: product for z in zeros[:2]}
     assert scatters_fused_with_add(graph) == {graph.producer[parts[2]]}
+
+
+def test_of_scatters_that_are_added_one_after_the_other_the_first_is_fused():
+    """A gradient to which those of two gathers are added: with the first one it is a scatter itself."""
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    product, total = (build.op("dot_general", x, size_bytes=4000, phase=Phase.BACKWARD) for _ in range(2))
+    scatters, zeros = [], []
+    for _ in range(3):
+        zeros.append(build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD))
+        scatters.append(build.op("scatter-add", zeros[-1], places, product, size_bytes=4000, phase=Phase.BACKWARD))
+        total = build.op("add_any", total, scatters[-1], size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(total)
+    fused = [graph.producer[scatters[0]], graph.producer[scatters[2]]]
+    assert scatters_fused_with_add(graph) == frozenset(fused)
+    assert initialiser_dependencies(graph) == {graph.producer[zeros[1]]: product}
+
+
+def test_clones_of_zeros_wait_for_what_passes_the_barrier_of_the_clones():
+    """The value that the zeros of the forward pass wait for does not: the sum is saved that is computed of it."""
+    build = Builder()
+    table, places = build.input(4000), build.input(8)
+    product = build.op("dot_general", table, size_bytes=400)
+    total = build.op("add", product, product, size_bytes=400)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    summed = build.op("scatter-add", zeros, places, total, size_bytes=4000)
+    used = build.op("dot_general", summed, size_bytes=400)
+    graph = build.graph(build.op("mul", used, summed, size_bytes=4000, phase=Phase.BACKWARD))
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions={total: Save(), summed: Recompute()}, stages=(0,))
+    steps = schedule(graph, plan).steps
+    (clone,) = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op == graph.producer[zeros])
+    (barrier,) = (step for step in steps if isinstance(step, Barrier) and step.why == "recompute")
+    assert clone.after in barrier.writes
 
 
 def test_zeros_wait_for_the_table_that_a_gather_picks_of_many_times():
