@@ -81,10 +81,10 @@ def scatters_fused_with_add(graph: Graph) -> frozenset[int]:
     """
     fused, scattered = set[int](), set[int]()
     adding = ((reader.id, op) for op in graph.scatters if (reader := _adding(graph, op)) is not None)
-    for reader, op in sorted(adding, key=lambda each: each[0]):
-        if _is_fused_with(graph, graph.ops[reader], op, scattered):
+    for addition, op in sorted(adding, key=lambda each: each[0]):
+        if _is_fused_with(graph, graph.ops[addition], op, scattered):
             fused.add(op.id)
-            scattered.update(graph.ops[reader].writes)
+            scattered.update(graph.ops[addition].writes)
     return frozenset(fused)
 
 

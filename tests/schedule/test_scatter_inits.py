@@ -111,7 +111,7 @@ def test_clones_of_zeros_wait_for_what_passes_the_barrier_of_the_clones():
     total = build.op("add", product, product, size_bytes=400)
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     summed = build.op("scatter-add", zeros, places, total, size_bytes=4000)
-    used = build.op("dot_general", summed, size_bytes=400)
+    used = build.op("dot_general", summed, product, size_bytes=400)
     graph = build.graph(build.op("mul", used, summed, size_bytes=4000, phase=Phase.BACKWARD))
     plan = GraphPlan(fingerprint=graph.fingerprint, decisions={total: Save(), summed: Recompute()}, stages=(0,))
     steps = schedule(graph, plan).steps
