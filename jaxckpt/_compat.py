@@ -423,7 +423,7 @@ def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list
 
 
 def gradient_of_max_pooling(params: Any, cotangent: jax.Array, pooled: jax.Array, zero: jax.Array) -> jax.Array:
-    """What `select_and_scatter_add` of some parameters computes, with a zero of one's own. jax 0.10.2, 0.12.0.1."""
+    """The result of `select_and_scatter_add` of some parameters, with a zero of one's own. jax 0.10.2, 0.12.0.1."""
     return windowed_reductions._select_and_scatter(
         pooled,
         params["select_prim"].bind,

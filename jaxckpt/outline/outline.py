@@ -17,8 +17,8 @@ from jaxckpt.outline.interfaces import Cond, Interfaces, LoopInterface, LoopTree
 from jaxckpt.outline.shard_map import is_within, regions
 from jaxckpt.outline.stack_indexing import (
     add_counters,
-    begin_stacks_late,
     carry_filled_arrays,
+    delay_stacks,
     hold_row_major,
     number_iterations,
 )
@@ -78,8 +78,8 @@ def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
     carry_filled_arrays(found.loops, tree, found.filled)
     hold_row_major(found.loops, tree, sorted(tiles))
     for interface, opened in zip(found.loops, tree.loops, strict=True):
-        if opened.begins_stacks_late:
-            begin_stacks_late(interface, opened, equations)
+        if opened.delays_stacks:
+            delay_stacks(interface, opened, equations)
         if opened.reads_iteration_number:
             number_iterations(interface, opened, equations)
     add_counters(found.loops, tree)

@@ -11,7 +11,7 @@ orders all kernels of the body anew with an eye on time alone. Products whose re
 the gradients of weights, come last then, and their operands stay until then: the body of a gradient that is accumulated
 may take twice the memory (`benchmarks.accumulation`).
 
-The stacks of a loop may begin late (`OpenLoop.begins_stacks_late`). A scan's own stacks begin as zeros, which depend on
+The stacks of a loop may begin late (`OpenLoop.delays_stacks`). A scan's own stacks begin as zeros, which depend on
 nothing: XLA's scheduler for GPUs may write them long before the loop, those of all layers at once, and then holds them
 until then. In the backward of six layers with a scan each they took 288 of 945 MiB. Arrays that begin as copies of a
 value that is computed just before the loop cannot be written before that value.
@@ -69,7 +69,7 @@ def carry_filled_arrays(loops: Sequence[LoopInterface], tree: LoopTree, filled: 
             init = final
 
 
-def begin_stacks_late(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> None:
+def delay_stacks(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> None:
     """Lets a loop fill arrays in its carry that begin as copies of one element of the last operand that is computed.
 
     Every element is overwritten. A loop that no computed array of real numbers enters keeps its stacks.

@@ -88,7 +88,7 @@ class OpenLoop:
         its parent is the loop over tiles.
       is_clone: True if it is a copy of another loop and recomputes what that one computes.
       reads_iteration_number: True if each iteration reads its number from an array, so that no compiler knows it.
-      begins_stacks_late: True if the arrays that it stacks into begin as copies of a value that is computed just before
+      delays_stacks: True if the arrays that it stacks into begin as copies of a value that is computed just before
         the loop, so that no compiler begins them earlier.
       manual: As `Equation.manual`.
       cond_branch: The cond of a branch; None for a loop.
@@ -100,7 +100,7 @@ class OpenLoop:
     is_inner_tile: bool = False
     is_clone: bool = False
     reads_iteration_number: bool = False
-    begins_stacks_late: bool = False
+    delays_stacks: bool = False
     manual: int | None = None
     cond_branch: CondBranch | None = None
 

@@ -75,8 +75,8 @@ def _with_scheduled_loops(traced: Traced) -> FlatProgram:
     loops = list(program.loops)
     for loop in graph.loops_after_forward:
         if graph.loops[loop].rolled and _is_plain(loops[loop]):
-            late = loop in backward and siblings[loops[loop].parent] > 1
-            loops[loop] = replace(loops[loop], reads_iteration_number=loop in with_forward, begins_stacks_late=late)
+            is_delayed = loop in backward and siblings[loops[loop].parent] > 1
+            loops[loop] = replace(loops[loop], reads_iteration_number=loop in with_forward, delays_stacks=is_delayed)
     return program.replace(loops=tuple(loops))
 
 

@@ -91,6 +91,17 @@ def test_every_array_passes_a_barrier(value):
     assert out.dtype == value.dtype
 
 
+def test_the_gradient_of_a_maximum_may_begin_with_a_zero_of_one_s_own():
+    def pooled(x):
+        return jnp.sum(jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2,), (2,), "VALID") * jnp.arange(1.0, 4.0))
+
+    x = jnp.array([1.0, 3.0, 2.0, 2.0, 5.0, 4.0])
+    jaxpr = jax.make_jaxpr(jax.grad(pooled))(x)
+    (eqn,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "select_and_scatter_add")
+    made = _compat.gradient_of_max_pooling(eqn.params, jnp.arange(1.0, 4.0), x, jnp.float32(0))
+    assert made.tolist() == jax.grad(pooled)(x).tolist() == [0, 1, 2, 0, 3, 0]
+
+
 def test_a_barrier_has_no_parameters():
     (eqn,) = eqns(jax.lax.optimization_barrier, X)
     assert eqn.primitive.name == "optimization_barrier"
