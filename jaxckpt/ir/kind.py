@@ -53,7 +53,8 @@ _MEMBERS = {
         concatenate stack pad sharding_constraint mesh_cast random_wrap random_unwrap""",
     Kind.GATHER: "gather dynamic_slice",
     Kind.REDUCTION: """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
-        argmin reduce reduce_window_sum reduce_window_max reduce_window_min reduce_window""",
+        argmin reduce reduce_window_sum reduce_window_max reduce_window_min reduce_window
+        select_and_scatter_add select_and_scatter""",
     Kind.CONTRACTION: "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul_wrapper",
     Kind.SCATTER: """scatter scatter-add scatter_add scatter_mul scatter_min scatter_max scatter-mul scatter-min
         scatter-max scatter-sub scatter_sub dynamic_update_slice""",

@@ -32,6 +32,7 @@ from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_bo
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.layout import read_in_default_layout
+from jaxckpt.schedule.scatter_inits import only_added
 from jaxckpt.schedule.steps import Why
 from jaxckpt.trace import Traced
 
@@ -81,13 +82,18 @@ class _Emitter:
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
             invars = self._literals_behind(step, invars, manual)
-        if eqn.primitive.name == "select_and_scatter_add" and self._has_clones and manual is None:
+        if eqn.primitive.name == "select_and_scatter_add" and manual is None and self._begins_with_zeros(step.op):
             self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
             return
         # A slice in another loop is of that loop.
         params = dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
         written = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
         self.eqns.append(Equation(written, loop=step.loop, manual=manual))
+
+    def _begins_with_zeros(self, op: int) -> bool:
+        """True if zeros of a pooling's gradient have to be kept from being early: XLA scatters into an addend."""
+        graph = self._traced.graph
+        return self._has_clones and only_added(graph, graph.ops[op].writes[0]) is None
 
     def _can_wait(self, awaited: int, manual: int | None) -> bool:
         """True if literals can pass a barrier with a value: in a body only if all devices have the same value."""

@@ -15,6 +15,9 @@ _MATERIALISED = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.
 """Kinds of ops whose results are in memory in any case, so that a barrier over them costs nothing."""
 
 
+POOLING_GRADIENT = "select_and_scatter_add"
+
+
 def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     """For each op that makes such zeros, the value that is computed last before the scatter.
 
@@ -80,7 +83,8 @@ def scatters_fused_with_add(graph: Graph) -> frozenset[int]:
     An addition of the one kind is a scatter then: of `(a + scatter) + scatter` the second one is not fused.
     """
     fused, scattered = set[int](), set[int]()
-    adding = ((reader.id, op) for op in graph.scatters if (reader := _adding(graph, op)) is not None)
+    poolings = (op for op in graph.ops if op.primitive == POOLING_GRADIENT)
+    adding = ((reader.id, op) for op in (*graph.scatters, *poolings) if (reader := _adding(graph, op)) is not None)
     for addition, op in sorted(adding, key=lambda each: each[0]):
         if _is_fused_with(graph, graph.ops[addition], op, scattered):
             fused.add(op.id)
@@ -100,11 +104,17 @@ def _is_fused_with(graph: Graph, addition: Op, scatter: Op, scattered: Set[int])
 
 
 def _adding(graph: Graph, scatter: Op) -> Op | None:
-    """The addition that alone reads what a scatter over a constant writes."""
+    """The addition that alone reads what a scatter over a constant writes, as the gradient of a pooling is."""
     if not scatter.reads or len(scatter.writes) != 1:
         return None
-    base, readers = graph.producer[scatter.reads[0]], graph.readers[scatter.writes[0]]
-    if base is None or graph.ops[base].reads or len(readers) != 1:
-        return None
-    reader = graph.ops[readers[0]]
-    return reader if reader.primitive in ("add", "add_any") else None
+    if scatter.primitive == POOLING_GRADIENT:
+        return only_added(graph, scatter.writes[0])
+    base = graph.producer[scatter.reads[0]]
+    return None if base is None or graph.ops[base].reads else only_added(graph, scatter.writes[0])
+
+
+def only_added(graph: Graph, value: int) -> Op | None:
+    """The addition that alone reads a value, if there is one."""
+    readers = [graph.ops[op] for op in graph.readers[value]]
+    is_added = len(readers) == 1 and readers[0].primitive in ("add", "add_any")
+    return readers[0] if is_added else None

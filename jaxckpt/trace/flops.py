@@ -94,6 +94,8 @@ class WorkCounter:
         kind = self.kind(eqn)
         if kind is Kind.CONTRACTION:
             return EquationWork(flops=contraction_flops(eqn))
+        if eqn.primitive.name == "select_and_scatter_add":
+            return _pooling_gradient(eqn)
         if kind is not Kind.OPAQUE:
             return EquationWork()
         return self._of_region(eqn.primitive.name, eqn.params) or self._of_opaque(eqn.primitive.name, eqn)
@@ -121,8 +123,6 @@ class WorkCounter:
             return UNPRICED if body is None else self._of_body(body)[0]
         if name in _FREE:
             return EquationWork()
-        if name == "select_and_scatter_add":
-            return _pooling_gradient(eqn)
         return EquationWork(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
 
     def _of_body(self, jaxpr: AnyJaxpr) -> tuple[EquationWork, bool]:
