@@ -35,7 +35,7 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
-    max_compiles: Annotated[int, typer.Option(min=1, help="Most compiles for a budget; more if no plan fits.")] = 6,
+    max_compiles: Annotated[int, typer.Option(min=1, help="Most compiles for a budget; more if no plan fits.")] = 8,
     check: Annotated[Path | None, typer.Option(metavar="FILE", help=_CHECK)] = None,
     json: Json = False,
 ) -> None:

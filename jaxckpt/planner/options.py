@@ -40,7 +40,7 @@ class PlanOptions:
       UnknownStrategyError: `allow` has an unknown word, or lacks "recompute".
 
     Example:
-      >>> PlanOptions(allow=("recompute", "offload"), max_compiles=6).allow
+      >>> PlanOptions(allow=("recompute", "offload"), max_compiles=8).allow
       ('recompute', 'offload')
     """
 
@@ -49,7 +49,7 @@ class PlanOptions:
     offload: Offloading | None = None
     compiler_options: Sequence[tuple[str, Any]] = ()
     recompute_collectives: bool = True
-    max_compiles: int = 6
+    max_compiles: int = 8
 
     def __post_init__(self) -> None:
         unknown = [word for word in self.allow if word not in _DECISIONS]

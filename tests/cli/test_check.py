@@ -47,8 +47,8 @@ def place(planned, tmp_path, monkeypatch):
 
 def test_progress_says_which_attempt_what_is_wanted_and_what_came(place):
     said = shell("--budget", "8MiB").stderr
-    assert re.search(r"attempt 1 of at most 6 \(\S+: [\d.]+ MiB predicted for a budget of 8 MiB\): compiling", said)
-    assert re.search(r"attempt 2 of at most 6 \(.*, the last took [\d.]+ MiB\): compiling", said)
+    assert re.search(r"attempt 1 of at most 8 \(\S+: [\d.]+ MiB predicted for a budget of 8 MiB\): compiling", said)
+    assert re.search(r"attempt 2 of at most 8 \(.*, the last took [\d.]+ MiB\): compiling", said)
 
 
 def test_a_plan_for_this_step_is_valid(place):
