@@ -26,6 +26,7 @@ from jaxckpt.schedule import Barrier, Move, Run
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _RETURN_TUPLES = frozenset({"conv_general_dilated", STACK, END})
+"""Ops whose results are elements of tuples: cuDNN returns its scratch too, a loop all of its results."""
 _FLAT, _STACKED = 2, 3
 """Dimensions of a matrix, and of a stack of them."""
 

@@ -77,9 +77,8 @@ def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
     hold_row_major(found.loops, tree, parts)
     carry_filled_arrays(found.loops, tree, found.filled)
     hold_row_major(found.loops, tree, sorted(tiles))
+    delay_stacks(found.loops, tree, equations)
     for interface, opened in zip(found.loops, tree.loops, strict=True):
-        if opened.delays_stacks:
-            delay_stacks(interface, opened, equations)
         if opened.reads_iteration_number:
             number_iterations(interface, opened, equations)
     add_counters(found.loops, tree)

@@ -69,17 +69,22 @@ def carry_filled_arrays(loops: Sequence[LoopInterface], tree: LoopTree, filled: 
             init = final
 
 
-def delay_stacks(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> None:
-    """Lets a loop fill arrays in its carry that begin as copies of one element of the last operand that is computed.
+def delay_stacks(loops: Sequence[LoopInterface], tree: LoopTree, equations: Sequence[Equation]) -> None:
+    """Lets loops fill arrays in their carries that begin as copies of one element of the last operand that is computed.
 
     Every element is overwritten. A loop that no computed array of real numbers enters keeps its stacks.
     """
-    made_at = _computed_at(equations)
-    operands = (*interface.slices.values(), *(carry.init for carry in interface.carries))
-    reals = (v for v in operands if isinstance(v, jex.Var) and jnp.issubdtype(v.aval.dtype, jnp.floating))
-    last = max((v for v in reals if v in made_at), key=made_at.__getitem__, default=None)
-    if last is None:
-        return
+    delayed = [(interface, loop) for interface, loop in zip(loops, tree.loops, strict=True) if loop.delays_stacks]
+    computed_at = _computed_at(equations) if delayed else {}
+    for interface, opened in delayed:
+        operands = (*interface.slices.values(), *(carry.init for carry in interface.carries))
+        reals = (v for v in operands if isinstance(v, jex.Var) and jnp.issubdtype(v.aval.dtype, jnp.floating))
+        last = max((v for v in reals if v in computed_at), key=computed_at.__getitem__, default=None)
+        if last is not None:
+            _fill_copies_of(last, interface, opened)
+
+
+def _fill_copies_of(operand: jex.Var, interface: LoopInterface, opened: OpenLoop) -> None:
     kept = []
     for value, stack in interface.stacks:
         if not jnp.issubdtype(stack.aval.dtype, np.generic):  # keys are no numbers
@@ -87,7 +92,7 @@ def delay_stacks(interface: LoopInterface, opened: OpenLoop, equations: Sequence
             continue
         carry = Carry(jex.Var(stack.aval), jex.Var(stack.aval), jex.Var(stack.aval), stack)
         copies = functools.partial(_copies_of_first, like=jax.ShapeDtypeStruct(stack.aval.shape, stack.aval.dtype))
-        interface.before += _equations(copies, [last], carry.init, like=opened.eqn)
+        interface.before += _equations(copies, [operand], carry.init, like=opened.eqn)
         interface.carries.append(carry)
         interface.updates.append((carry.current, value, carry.following))
     interface.stacks = kept

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
+from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.ir.regions import FROM_SHARDS, SLICE, TO_SHARDS
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
@@ -82,7 +83,7 @@ class _Emitter:
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
             invars = self._literals_behind(step, invars, manual)
-        if eqn.primitive.name == "select_and_scatter_add" and manual is None and self._begins_with_zeros(step.op):
+        if eqn.primitive.name == POOLING_GRADIENT and manual is None and self._begins_with_zeros(step.op):
             self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
             return
         # A slice in another loop is of that loop.

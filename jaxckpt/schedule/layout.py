@@ -179,12 +179,13 @@ def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
 
 def _copied_for_fft(graph: Graph, op: Op) -> Iterator[int]:
     """The last transposition among the views in front of a Fourier transform."""
-    value = op.reads[0] if op.primitive == "fft" else None
-    while value is not None and (producer := graph.producer[value]) is not None:
+    producer = graph.producer[op.reads[0]] if op.primitive == "fft" else None
+    while producer is not None:
         view = graph.ops[producer]
         if view.primitive == "transpose":
-            yield view.id
-        value = view.reads[0] if view.primitive != "transpose" and is_view_of(graph, view) else None
+            yield producer
+            return
+        producer = graph.producer[view.reads[0]] if is_view_of(graph, view) else None
 
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:

@@ -9,13 +9,11 @@ Read after `jaxckpt.ir`.
 from collections.abc import Set
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.schedule.argument_derived import is_broadcast_over
 
 _MATERIALISED = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE})
 """Kinds of ops whose results are in memory in any case, so that a barrier over them costs nothing."""
-
-
-POOLING_GRADIENT = "select_and_scatter_add"
 
 
 def initialiser_dependencies(graph: Graph) -> dict[int, int]:

@@ -85,14 +85,12 @@ from dataclasses import replace
 from itertools import chain
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
+from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Availability, Recomputation
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.validate import validate_decisions
-
-_SPLIT_BY_COMPILERS = frozenset({"select_and_scatter_add"})
-"""Ops that become two, of which the first needs no cotangent and writes large indices (rule 8)."""
 
 
 def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
@@ -168,7 +166,7 @@ class _Scheduler:
             reads = tuple(writer.current[v] for v in op.reads)
         else:
             reads = self.recomputation.operands(op)
-        if self.dropped and op.primitive in _SPLIT_BY_COMPILERS and op.phase is Phase.BACKWARD:
+        if self.dropped and op.primitive == POOLING_GRADIENT and op.phase is Phase.BACKWARD:
             reads = self._behind_cotangent(op, reads)
         after = writer.current[initialisers[op.id]] if op.id in initialisers else None
         return Run(op=op.id, reads=reads, writes=op.writes, loop=writer.loop, after=after)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, kind_of
+from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram
 from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr, inline
 
@@ -94,7 +95,7 @@ class WorkCounter:
         kind = self.kind(eqn)
         if kind is Kind.CONTRACTION:
             return EquationWork(flops=contraction_flops(eqn))
-        if eqn.primitive.name == "select_and_scatter_add":
+        if eqn.primitive.name == POOLING_GRADIENT:
             return _pooling_gradient(eqn)
         if kind is not Kind.OPAQUE:
             return EquationWork()
