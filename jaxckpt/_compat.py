@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -168,6 +169,38 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
 def hlo_module_from_text(text: str) -> bytes:
     """Parses a text of HLO with XLA's own parser, and serialises the module. jax 0.10.2, 0.12.0.1."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def canonical_hlo_text(module: bytes) -> str:
+    """A serialised module's entry computation in the form by which XLA's autotuner knows it. jax 0.10.2, 0.12.0.1."""
+    options = _hlo.HloPrintOptions.canonical()
+    options.print_operand_shape = True
+    options.print_ids = False
+    options.canonicalize_computations = True
+    text = _hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+    return _CONSTANT.sub(_essential_constant, text[text.index("{", text.index("ENTRY")) :].strip())
+
+
+_CONSTANT = re.compile(r"= (\w+)(\[\S*) constant\((.*)\)")
+_ESSENTIAL = {"0": "0", "1": "1", "-0": "0", "false": "0", "true": "1"}
+
+
+def _essential_constant(constant: re.Match[str]) -> str:
+    """A constant as XLA prints it with `print_only_essential_constants`, an option that Python has not."""
+    dtype, shape, text = constant.groups()
+    is_integer = dtype[0] in "su" and dtype[1:].isdigit()
+    return f"= {dtype}{shape} constant({text if is_integer else _ESSENTIAL.get(text, '{...}')})"
+
+
+@functools.cache
+def has_xla_option(name: str) -> bool:
+    """True if this jaxlib's compilers know a switch, asked of the one for the CPU. jax 0.10.2, 0.12.0.1."""
+    lowered = jax.jit(lambda: 0).lower()
+    try:
+        lowered.compile(compiler_options={name: False})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:

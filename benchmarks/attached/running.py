@@ -4,6 +4,7 @@ One process does one model, so that a peak of memory is not another model's.
 """
 
 import gc
+import gzip
 import math
 import pickle
 import time
@@ -92,6 +93,8 @@ def measured(
         )
     compiled = time.perf_counter()
     found = figures(compilation.footprint, target)
+    program = store.file("programs", group.model, f"{version}{'' if tuned else '-untuned'}.txt.gz")
+    program.write_bytes(gzip.compress(compilation.executable.as_text().encode()))
     if compilation.footprint.memory is not None:
         found["kernels"] = rows_of_kernels(compilation.footprint.memory.kernels)
     stepper = Stepper(compilation=compilation, made=made, start=start)

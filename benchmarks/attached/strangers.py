@@ -1,4 +1,4 @@
-"""Ten steps of the battery of strangers, of ten families, in the form that the harness runs: `TrainingStep`."""
+"""Steps of the battery of strangers, each of another family, in the form that the harness runs: `TrainingStep`."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -25,6 +25,11 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "selective-states-1": ("nothing_saveable",),
         "soft-experts-1": ("elementwise_recomputed",),
         "speech-lstm-1": ("nothing_saveable",),
+        "plain-convolutions-1": ("full",),
+        "unet-2d-1": ("every:2",),
+        "fourier-operator-1": ("every:2",),
+        "crossed-features-1": ("nothing_saveable",),
+        "graph-attention-1": ("dots_saveable",),
     }
 )
 """Rules by the name of the step, the smallest total first.
@@ -53,11 +58,12 @@ def stranger_step(name: str, sizes: Mapping[str, Any], rule: str) -> TrainingSte
     wrap = checkpointed(POLICIES[rule]) if rule in POLICIES else as_written
     made = stranger.recipe.build(**sizes, wrap=wrap)
     weights, *others = made.args
-    state = () if made.donate_argnums == 0 else others.pop(0)  # plain gradient descent has no state
+    has_state = made.donate_argnums != 0  # plain gradient descent has none
+    state = others.pop(0) if has_state else ()
 
     def step(weights: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-        *variables, loss = made.function(weights, *([state] if state else []), *batch)
-        return variables[0], variables[1] if state else (), loss
+        *variables, loss = made.function(weights, *([state] if has_state else []), *batch)
+        return variables[0], variables[1] if has_state else (), loss
 
     args = (weights, state, tuple(others))
     bound = integer_bound(stranger.recipe.build, sizes)

@@ -29,6 +29,7 @@ from jaxckpt.compiler.compile_options import (
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, target_mesh_of_step
+from jaxckpt.compiler.product_kernels import choose_products, product_options
 from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.machine import Target
 
@@ -82,9 +83,13 @@ class LoweredStep:
         started_s = time.perf_counter()
         temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
         with temporary as folder, quick_options(self.target, self.name) as quick, _explained(self.name, self.target):
-            executable = self._executable(dict(dump_options(folder)) | quick)
+            options, dump = quick | dict(product_options(self.target)), f"{folder}/first"
+            executable = self._executable(options | dict(dump_options(dump)))
+            if choose_products(dump, self.target):
+                dump = f"{folder}/second"
+                executable = self._executable(options | dict(dump_options(dump)))
             compile_s = self.lower_s + time.perf_counter() - started_s
-            program = dumped_program(folder)
+            program = dumped_program(dump)
         return Compilation(
             footprint=self._footprint(executable, program, compile_s), executable=executable, program=program
         )

@@ -6,7 +6,8 @@ A buffer lives from the kernel that writes it to the last kernel that reads it, 
 2. A buffer that is copied to the host lives until the copy is waited for; one that is loaded is a new buffer.
 3. What a loop reads and does not write lives until the loop is over, and a residual stack from the beginning of the one
    loop to the end of the other (`loop_liveness`).
-4. Zeros that a scatter adds to are kept from the first scatter to the last one that begins with zeros of that size and
+4. Results of loops that share a kernel are there together: the first lives at least until the last.
+5. Zeros that a scatter adds to are kept from the first scatter to the last one that begins with zeros of that size and
    type, unless they wait for something: a compiler makes them once.
 
 The clock runs along, since the order in a step matters to it: slices of stacks are copied where a kernel needs them in
@@ -41,8 +42,9 @@ class BufferLiveness:
       in_place: Buffers whose kernel may write over one that dies there.
       flattened: Buffers of products that XLA computes as a matrix, in another shape than the value's.
       indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
-        which loops and cuDNN's convolutions return, and flattened products that passed a barrier. XLA fuses the reshape
-        of such a product into each reader; behind a barrier the reshape is an op of its own.
+        which loops, cuDNN's convolutions, cuBLAS and kernels of several results return, and flattened products that
+        passed a barrier. XLA fuses the reshape of such a product into each reader; behind a barrier the reshape is an
+        op of its own.
       workspace_bytes: For each step whose kernel needs some.
       loops: Spans that no instance has: stacks, slots, copies of slices.
       clock: Times of the steps.
@@ -101,10 +103,13 @@ class BufferLiveness:
         if self.graph.loops:
             for position in self.kernels.rules.needed_operands[op.id]:
                 self._copy_slices(at, step.reads[position])
-        if needed_bytes := op.workspace_bytes + self.kernels.arithmetic.padding_bytes[op.id]:
+        needed_bytes = op.workspace_bytes + self.kernels.arithmetic.padding_bytes[op.id]
+        if needed_bytes := needed_bytes + self.kernels.library.handed_bytes.get(at, 0):
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)
         self._read(at, kernel.reads)
+        for instance in self.kernels.passes.together.get(at, ()):
+            self.deaths[instance] = max(self.deaths[instance], at)
         for instance in kernel.writes:
             self._write(at, step, op, instance)
 
@@ -117,9 +122,10 @@ class BufferLiveness:
             self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
             self.flattened.add(instance)
-        if op.primitive in _RETURN_TUPLES:
-            self.indirect.add(instance)
         fusion = self.kernels.fusion
+        in_tuple = instance in fusion.library_results or instance in self.kernels.passes.in_tuples
+        if in_tuple or op.primitive in _RETURN_TUPLES:
+            self.indirect.add(instance)
         if instance in fusion.epilogue_ends or fusion.holds_rows(step):  # elementwise, but in the kernel of other ops
             return
         is_carry = op.carries > 0 and instance in step.writes[: op.carries]

@@ -30,6 +30,11 @@ counted equation by equation. These rules mark the values that are materialised,
    op's other operands are arguments, values that passed a barrier, broadcasts of these, and results of other products:
    XLA fuses matrix products before anything else. A product of few tiles has no epilogue: its sum is split instead.
 
+9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
+   result at most a bias, a vector that is added to each row, and a relu. XLA splits the kernel that it had fused. The
+   operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a kernel behind the
+   product, which reads what the library wrote.
+
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
 `kernels`.
@@ -46,6 +51,7 @@ from dataclasses import dataclass, replace
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules, unfolded_rules
+from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule.argument_derived import argument_derived_values
 from jaxckpt.schedule.steps import unchanged_runs
@@ -82,9 +88,12 @@ class Fusion:
     sources: tuple[SourceBytes, ...]
 
 
-def fuse(graph: Graph) -> Fusion:
-    """The fusion of a graph as traced, with nothing recomputed."""
-    rules = fusion_rules(graph)
+def fuse(graph: Graph, rates: Rates | None = None) -> Fusion:
+    """The fusion of a graph as traced, with nothing recomputed, on a device of these rates.
+
+    Without rates no matrix product is a library's (rule 9).
+    """
+    rules = fusion_rules(graph, rates)
     analysis, _ = _run(rules, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)
     unwritten = {v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes} - materialised - derived
@@ -106,13 +115,13 @@ def _is_optional(graph: Graph, value: int, sources: SourceBytes) -> bool:
     return is_small and any(graph.ops[reader].phase is not Phase.FORWARD for reader in graph.readers[value])
 
 
-def fusion_rules(graph: Graph) -> FusionRules:
+def fusion_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     """The rules of a graph, with the row reductions that rule 5 fuses.
 
     First those of the forward pass by itself, for values that no backward pass reads. A value inside of a kernel that
     holds rows is no longer expensive: that kernel computes it once. Then those of the complete step.
     """
-    rules = unfolded_rules(graph)
+    rules = unfolded_rules(graph, rates)
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     rules = _with_folded(rules, forward)
     folded_if_unread = rules.rows.folded

@@ -31,6 +31,7 @@ class FusionAnalysis:
       picks: For every table of gathers that pick each element several times how many times they do.
       siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
       epilogue_ends: Instances that products write behind elementwise ops.
+      library_results: Instances that a library writes itself, with a bias or a relu or without.
       inside_products: Results of these products, and of such ops before the last.
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
     """
@@ -44,6 +45,7 @@ class FusionAnalysis:
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
         self.picks: dict[int, int] = {}
+        self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
         self._folded: set[int] = set()
         """Row reductions that are fused into the kernels that read them."""
@@ -127,7 +129,7 @@ class FusionAnalysis:
                 self.materialised.update(step.writes)
                 continue
             op = step.op
-            if op in loaded_operands:
+            if op in loaded_operands and step.writes[0] not in self.epilogue_ends:
                 loaded[step.writes[0]] = loaded[step.reads[loaded_operands[op]]]
             if op in views:
                 shown[step.writes[0]] = shown[step.reads[0]]
@@ -141,11 +143,12 @@ class FusionAnalysis:
                 self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
-        """Rule 8: what products write behind elementwise ops, and what is before that in their kernels."""
+        """Rules 8 and 9: what products write behind elementwise ops, and what is before that in their kernels."""
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         rules, size_bytes = self.rules, self.size_bytes
         products, epilogues = rules.products.with_epilogues, rules.products.epilogues
         views, given = rules.products.views, rules.products.given
+        library, library_epilogues = rules.products.library, rules.products.library_epilogues
         readers = [0] * len(size_bytes)
         for step in steps:
             for instance in step.reads:
@@ -156,12 +159,14 @@ class FusionAnalysis:
         """Operands that an epilogue may read besides: arguments, and results of barriers."""
         written: dict[int, int | None] = {}
         """Results of products, each with the loop in whose body it is computed."""
-        before, ends = set[int](), set[int]()
+        before, ends, of_library = set[int](), set[int](), self.library_results
         for step in steps:
             if not isinstance(step, Run) or step.op in given:
                 passed.update(step.writes)
             elif step.op in products:
                 written[step.writes[0]] = step.loop
+                if step.op in library:
+                    of_library.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
                 passed.update(step.writes)
             elif step.op in epilogues:
@@ -170,6 +175,8 @@ class FusionAnalysis:
                 if result is not None and all(i == result or i in passed or i in written for i in step.reads):
                     del written[result]
                     written[step.writes[0]] = step.loop
+                    if result in of_library and step.op in library_epilogues:
+                        of_library.add(step.writes[0])
                     before.add(result)
                     ends.discard(result)
                     ends.add(step.writes[0])

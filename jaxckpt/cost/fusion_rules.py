@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxckpt.cost.padding import sums_padded_parts
+from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
@@ -84,6 +85,8 @@ class ProductRules:
 
     Attributes:
       dots: Products that apply elementwise ops to what they load.
+      library: Rule 9: products that a library computes.
+      library_epilogues: Ops that a library applies to its result by itself: the addition of a bias, and relu.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
@@ -92,6 +95,8 @@ class ProductRules:
     """
 
     dots: Ops
+    library: Ops
+    library_epilogues: Ops
     loaded_operands: Mapping[int, int]
     with_epilogues: Ops
     epilogues: Ops
@@ -132,8 +137,11 @@ class FusionRules:
     loops: Ops
 
 
-def unfolded_rules(graph: Graph) -> FusionRules:
-    """The rules of a graph, with no reduction fused by rule 5 yet: which are depends on what the other rules fuse."""
+def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
+    """The rules of a graph on a device of these rates, with no reduction fused by rule 5 yet.
+
+    Which reductions are fused depends on what the other rules fuse.
+    """
 
     # One line a rule, most of them with a condition of its own.
     def ops(condition: Callable[[Op], bool]) -> Ops:
@@ -142,6 +150,7 @@ def unfolded_rules(graph: Graph) -> FusionRules:
     layouts, derived = Layouts(graph), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
+    library = ops(lambda op: rates is not None and _is_library_product(graph, op, rates))
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
         graph=graph,
@@ -151,7 +160,9 @@ def unfolded_rules(graph: Graph) -> FusionRules:
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
         products=ProductRules(
-            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)),
+            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library,
+            library=library,
+            library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)),
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
             epilogues=ops(lambda op: _is_epilogue(graph, op)) - copies,
@@ -178,6 +189,24 @@ def _has_epilogue(graph: Graph, op: Op) -> bool:
     """True for a product whose kernel may go on with its result."""
     is_product = op.primitive == "dot_general" and not op.effects and not op.exchange_bytes
     return is_product and graph.elements(op.writes[0]) >= _TILES_ELEMENTS
+
+
+def _is_library_product(graph: Graph, op: Op, rates: Rates) -> bool:
+    """Rule 9: True for a matrix product whose arithmetic takes longer than the traffic of its operands and result."""
+    if op.primitive != "dot_general" or not op.flops:
+        return False
+    traffic_bytes = sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes))
+    return rates.is_library_product(op.flops, graph.values[op.reads[0]].dtype, traffic_bytes)
+
+
+def _is_library_epilogue(graph: Graph, op: Op) -> bool:
+    """True for an addition of a broadcast vector, and for relu."""
+    if op.primitive == "max":
+        return len(op.reads) == 1
+    if op.primitive not in ("add", "add_any"):
+        return False
+    producers = (graph.producer[v] for v in op.reads)
+    return any(p is not None and graph.ops[p].primitive == "broadcast_in_dim" for p in producers)
 
 
 def _is_epilogue(graph: Graph, op: Op) -> bool:

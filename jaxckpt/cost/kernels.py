@@ -18,7 +18,7 @@ Loops over the same array share a kernel (sibling fusion, also called multi-outp
 Read after `fusion` and `rates`; `replay` asks.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
@@ -46,15 +46,26 @@ class StepKernel(NamedTuple):
 
 
 class SharedPasses:
-    """The kernels of one schedule that are loops over elements, in the order of its steps."""
+    """The kernels of one schedule that are loops over elements, in the order of its steps.
 
-    def __init__(self, rates: Rates, strided_reductions: frozenset[int]):
+    Attributes:
+      in_tuples: Buffers that a kernel returns together with others.
+      together: For each step whose loop joins a kernel the buffers that this kernel has by then.
+    """
+
+    def __init__(self, rates: Rates, strided_reductions: frozenset[int], siblings: Mapping[int, Collection[int]]):
         self._rates = rates
+        self._siblings = siblings
+        """For each instance of a sibling kernel what all of these kernels write (`FusionAnalysis.siblings`)."""
         self._strided_reductions = strided_reductions
         self._last_pass: dict[int, int] = {}
         """For each buffer the kernel of the last loop that read or wrote it."""
         self._ready: dict[int, int] = {}
         """For each buffer the kernel that writes it, or the last barrier that it passed."""
+        self.in_tuples: set[int] = set()
+        self.together: dict[int, tuple[int, ...]] = {}
+        self._written: dict[int, list[int]] = {}
+        """For each kernel the buffers that it writes."""
         self._reduced: set[int] = set()
         """Buffers that reductions write."""
         self._kernel_s: dict[int, tuple[float, float]] = {}
@@ -70,8 +81,14 @@ class SharedPasses:
             self._last_pass.pop(source, None)
             self._ready[source] = at
 
-    def write(self, kernel: int, op: Op, written: Iterable[int]) -> None:
-        """A kernel, a loop or not, writes buffers."""
+    def write(self, at: int, kernel: int, op: Op, written: Iterable[int]) -> None:
+        """A step writes buffers by a kernel, a loop or not."""
+        results = self._written.setdefault(kernel, [])
+        if kernel != at:
+            self.together[at] = tuple(results)
+        results.extend(written)
+        if len(results) > 1:
+            self.in_tuples.update(results)
         for instance in written:
             self._ready[instance] = kernel
             if op.kind is Kind.REDUCTION:
@@ -82,16 +99,16 @@ class SharedPasses:
         at: int,
         op: Op,
         reads: SourceBytes,
+        written: Sequence[int],
         traffic_bytes: int,
         arithmetic_s: float,
-        siblings: Collection[int] = (),
     ) -> tuple[int, float]:
         """The kernel in which a loop runs, as the step that starts it, and the seconds that the loop adds to it.
 
-        It reads so many bytes of each buffer. If there are buffers of sibling kernels (`FusionAnalysis.siblings`), it
-        joins the one that runs already.
+        It reads so many bytes of each buffer, and joins a sibling kernel that runs already.
         """
-        kernel = next((self._ready[s] for s in siblings if s in self._ready), None)
+        siblings = (sibling for instance in written for sibling in self._siblings.get(instance, ()))
+        kernel = next((self._ready[sibling] for sibling in siblings if sibling in self._ready), None)
         if kernel is None:
             kernel = self._kernel_of(at, op, reads)
         before_s = self._kernel_s.get(kernel)
@@ -128,6 +145,43 @@ class SharedPasses:
         return max([last[s] for s, size in reads.items() if size >= largest_bytes and s in last], default=None)
 
 
+class LibraryProducts:
+    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`).
+
+    Attributes:
+      handed_bytes: For each step that ends the epilogue of such a product what the library hands on to it.
+    """
+
+    def __init__(self, graph: Graph, fusion: FusionAnalysis, rates: Rates):
+        self.handed_bytes: dict[int, int] = {}
+        self._graph = graph
+        self._fusion = fusion
+        self._rates = rates
+        self._inside: dict[int, int] = {}
+        """For each result of a product, and of an op in its epilogue, the bytes that are handed on."""
+
+    def behind_s(self, at: int, step: Run) -> float:
+        """Seconds of the kernel that a step ends, which reads what a library wrote and computes the epilogue."""
+        fusion, inside = self._fusion, self._inside
+        if step.op in fusion.rules.products.library:
+            inside[step.writes[0]] = 0
+            return 0.0
+        if not inside or len(step.writes) != 1:
+            return 0.0
+        (written,) = step.writes
+        read = next((i for i in step.reads if i in inside), None)
+        is_inside = written in fusion.inside_products
+        if read is None or not (is_inside or written in fusion.epilogue_ends):
+            return 0.0
+        handed_bytes = inside[read] or (0 if written in fusion.library_results else fusion.size_bytes[read])
+        if is_inside:
+            inside[written] = handed_bytes
+        elif handed_bytes:
+            self.handed_bytes[at] = handed_bytes
+            return self._rates.kernel_s(2 * handed_bytes) * self._graph.runs_per_step(step.loop)
+        return 0.0
+
+
 class ScheduleKernels:
     """The kernels of a schedule, by step.
 
@@ -137,6 +191,7 @@ class ScheduleKernels:
       size_bytes: Of each instance.
       on_link: Instances on the host, or just back from it, outside of loops.
       recompute_s: Seconds of the kernels of clones.
+      library: What the products of a library hand on to the kernels behind them.
       chain_s: For each instance that is not in memory the seconds of the arithmetic that leads to it.
     """
 
@@ -149,10 +204,10 @@ class ScheduleKernels:
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
         self.sources = self.fusion.sources
         self.size_bytes = self.fusion.size_bytes
-        self.passes = SharedPasses(rates, rules.rows.strided_reductions)
+        siblings = {i: kernels for kernels in self.fusion.siblings.values() for i in kernels}
+        self.passes = SharedPasses(rates, rules.rows.strided_reductions, siblings)
+        self.library = LibraryProducts(graph, self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
-        self.siblings = {i: kernels for kernels in self.fusion.siblings.values() for i in kernels}
-        """For each instance that a sibling kernel writes what all of these kernels write."""
         self.on_link: set[int] = set()
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
@@ -208,9 +263,10 @@ class ScheduleKernels:
             else:
                 chain_s[instance] = arithmetic_s
         op = self.graph.ops[step.op]
+        behind_library_s = self.library.behind_s(at, step)
         if not written and not op.effects:
             return None
-        seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
+        seconds = self._seconds(at, op, step, reads, written, arithmetic_s) + behind_library_s
         if step.is_clone or (step.loop is not None and self.graph.is_in_clone(step.loop)):
             self.recompute_s += seconds
         return StepKernel(reads, written, seconds)
@@ -222,10 +278,7 @@ class ScheduleKernels:
         kernel = at
         is_epilogue = not self.fusion.epilogue_ends.isdisjoint(written)
         if op.id in self.fusion.rules.loops and not is_epilogue and not self.fusion.holds_rows(step):
-            siblings = frozenset[int]()
-            if not self.siblings.keys().isdisjoint(written):
-                siblings = siblings.union(*(self.siblings.get(instance, ()) for instance in written))
-            kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s, siblings)
+            kernel, kernel_s = self.passes.join(at, op, reads, written, traffic_bytes, arithmetic_s)
             self.passes.touch(kernel, (*reads, *written))
         elif ALL_ITERATIONS in op.effects:
             kernel_s = 0.0
@@ -233,7 +286,7 @@ class ScheduleKernels:
             kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
         if padding_bytes := self.arithmetic.padding_bytes[op.id]:
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
-        self.passes.write(kernel, op, written)
+        self.passes.write(at, kernel, op, written)
         if op.exchange_bytes:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
         return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)

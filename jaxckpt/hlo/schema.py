@@ -50,6 +50,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "HloComputation": {
         "name": (1, "string"),
         "instructions": (2, "HloInstruction*"),
+        "program_shape": (4, "bytes"),
         "id": (5, "int64"),
         "root_id": (6, "int64"),
     },
@@ -67,6 +68,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "HloModule": {
         "name": (1, "string"),
         "computations": (3, "HloComputation*"),
+        "host_program_shape": (4, "bytes"),
         "entry_computation_id": (6, "int64"),
         "schedule": (7, "HloSchedule"),
         "stack_frame_index": (17, "StackFrameIndex"),
@@ -167,6 +169,7 @@ class Computation(Protocol):
 
     id: int
     name: str
+    program_shape: bytes
     root_id: int
     instructions: Sequence[Instruction]
 

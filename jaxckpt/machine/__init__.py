@@ -14,7 +14,13 @@ from jaxckpt.machine.calibration_file import (
     load_calibration as load_calibration,
     toml_from_calibration as toml_from_calibration,
 )
-from jaxckpt.machine.device_facts import CpuFacts as CpuFacts, Facts as Facts, UnknownDeviceFacts as UnknownDeviceFacts
+from jaxckpt.machine.device_facts import (
+    CpuFacts as CpuFacts,
+    Facts as Facts,
+    GpuFacts as GpuFacts,
+    UnknownDeviceFacts as UnknownDeviceFacts,
+)
+from jaxckpt.machine.devices import autotuner_device_name as autotuner_device_name
 from jaxckpt.machine.fact_files import known_facts as known_facts, load_facts as load_facts
 from jaxckpt.machine.status import TargetStatus as TargetStatus, targets as targets
 from jaxckpt.machine.target import Target as Target

@@ -65,6 +65,7 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
         memory_bandwidth_bytes_per_s=float(bandwidth),
         host_bandwidth_bytes_per_s=float(host),
         launch_s=facts.launch_s,
+        has_product_library=isinstance(facts, GpuFacts),
         memory_bytes=facts.device_memory_bytes,
         link_bandwidth_bytes_per_s=link_bytes_per_s,
     )

@@ -33,6 +33,8 @@ _DEVICE_INFO = (
     "l2_cache_size", "clock_rate_ghz", "device_memory_size", "registers_per_core_limit", "registers_per_block_limit",
 )  # fmt: skip
 """Fields of XLA's `GpuDeviceInfoProto` that a GPU's facts fill, most under the same name."""
+_CUDNN = "9.10.0"
+"""The version that a GPU which is not attached is taken to have."""
 _RENAMED = {
     "l2_cache_size": "l2_cache_bytes",
     "clock_rate_ghz": "clock_ghz",
@@ -87,6 +89,18 @@ def _local_devices(topology: LocalTopology, called: str) -> tuple[_compat.Device
     return tuple(devices[: topology.device_count])
 
 
+def autotuner_device_name(facts: GpuFacts) -> str:
+    """How XLA's autotuner names the device of `target_config`, in what it keeps of its choices.
+
+    Source: xla/service/gpu/autotuning/autotune_cache_key.cc.
+    """
+    return (
+        f"CUDA: {facts.compute_capability.rstrip('a')}, Cores: {facts.core_count}, GPU clock: {facts.clock_ghz:g} GHz, "
+        f"Memory bandwidth: {round(facts.memory_bandwidth / 1e9)} GB/s, L2 cache: {facts.l2_cache_bytes / 2**20:g} MB, "
+        f"DNN version: {_CUDNN}"
+    )
+
+
 def target_config(facts: GpuFacts) -> str:
     """Writes a GPU's facts as the text of XLA's `GpuTargetConfigProto`.
 
@@ -108,7 +122,8 @@ def target_config(facts: GpuFacts) -> str:
         f"cuda_compute_capability {{ major: {major} minor: {minor} "
         f"feature_extension: {'ACCELERATED_FEATURES' if accelerated else 'NONE'} }} "
         f'name: {name} driver_version: "13.0.0" runtime_version: "12.8.0" '
-        'compile_time_toolkit_version: "12.8.0" dnn_version: "9.10.0" } '
+        'compile_time_toolkit_version: "12.8.0" '
+        f'dnn_version: "{_CUDNN}" }} '
         'platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 } '
         f"device_description_str: {name}"
     )

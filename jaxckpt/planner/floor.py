@@ -174,7 +174,8 @@ def _shares(footprint: Footprint) -> Iterator[Share]:
         yield from [Share(holder=Holder.OTHER, size_bytes=footprint.temp_bytes)] if footprint.temp_bytes else []
         return
     for holder, buffers in _by_holder(memory).items():
-        yield Share(holder=holder, size_bytes=_sum(buffers), largest=tuple(buffers[:_NAMED]))
+        if size_bytes := _sum(buffers):  # a library's product may have a workspace of no bytes
+            yield Share(holder=holder, size_bytes=size_bytes, largest=tuple(buffers[:_NAMED]))
     unused_bytes = footprint.temp_bytes - memory.peak_bytes
     if unused_bytes:
         yield Share(holder=Holder.FRAGMENTATION, size_bytes=unused_bytes)

@@ -78,7 +78,7 @@ class Problem:
     @cached_property
     def fusion(self) -> Fusion:
         """Which values each kernel writes to memory."""
-        return fuse(self.graph)
+        return fuse(self.graph, self.rates)
 
     @cached_property
     def arithmetic(self) -> ArithmeticCosts:

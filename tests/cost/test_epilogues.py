@@ -13,7 +13,7 @@ needs_gpu_target = pytest.mark.skipif(
     not any(status.name == "h200" and status.usable for status in targets()),
     reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'",
 )
-ROWS, WIDTH = 8192, 1024
+ROWS, WIDTH = 65536, 128
 BYTES = 4 * ROWS * WIDTH
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
     not any(status.name == "h200" and status.usable for status in targets()),
     reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'",
 )
-BATCH, TOKENS, WIDTH, VOCABULARY = 8, 256, 256, 40_000
+BATCH, TOKENS, WIDTH, VOCABULARY = 8, 256, 128, 40_000
 LOGITS_BYTES = 2 * BATCH * TOKENS * VOCABULARY
 
 

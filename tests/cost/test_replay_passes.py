@@ -142,13 +142,13 @@ def joined(*primitives, between=None, far=0):
     for primitive in primitives:
         build.op(primitive, x, size_bytes=4)
     graph = build.graph(len(primitives))
-    shared, found = SharedPasses(RATES, frozenset()), []
+    shared, found = SharedPasses(RATES, frozenset(), {}), []
     for at, op in enumerate(graph.ops):
         if between is not None and at:
             between(shared, at)
-        kernel, _ = shared.join(at * (1 + far), op, {x: MB}, MB, 0.0)
+        kernel, _ = shared.join(at * (1 + far), op, {x: MB}, op.writes, MB, 0.0)
         shared.touch(kernel, (x, *op.writes))
-        shared.write(kernel, op, op.writes)
+        shared.write(at, kernel, op, op.writes)
         found.append(kernel)
     return found
 
@@ -161,15 +161,15 @@ def test_loops_over_one_array_share_a_kernel():
 
 
 def test_a_loop_joining_a_kernel_reads_the_shared_array_for_free():
-    shared, op = SharedPasses(RATES, frozenset()), step().ops[1]
-    _, first_s = shared.join(0, op, {0: MB}, MB, 0.0)
+    shared, op = SharedPasses(RATES, frozenset(), {}), step().ops[1]
+    _, first_s = shared.join(0, op, {0: MB}, op.writes, MB, 0.0)
     shared.touch(0, {0})
-    _, second_s = shared.join(1, op, {0: MB}, MB, 0.0)
+    _, second_s = shared.join(1, op, {0: MB}, op.writes, MB, 0.0)
     assert (first_s, second_s) == (LAUNCH_S + MB_S, 0.0)
 
 
 def test_no_loop_joins_the_reduction_whose_result_it_reads():
-    shared, (_, negate, reduce, _) = SharedPasses(RATES, frozenset()), step().ops
-    shared.touch(shared.join(0, reduce, {PRODUCT: MB}, MB, 0.0)[0], {PRODUCT})
-    shared.write(0, reduce, reduce.writes)
-    assert shared.join(1, negate, {PRODUCT: MB, TOTAL: 4}, MB, 0.0)[0] == 1
+    shared, (_, negate, reduce, _) = SharedPasses(RATES, frozenset(), {}), step().ops
+    shared.touch(shared.join(0, reduce, {PRODUCT: MB}, reduce.writes, MB, 0.0)[0], {PRODUCT})
+    shared.write(0, 0, reduce, reduce.writes)
+    assert shared.join(1, negate, {PRODUCT: MB, TOTAL: 4}, negate.writes, MB, 0.0)[0] == 1

@@ -1,0 +1,147 @@
+"""The kernels of matrix products, as a device's autotuner would choose them, told to a compiler without a device.
+
+On an NVIDIA GPU XLA fuses each matrix product with the elementwise ops around it into one Triton kernel. The autotuner
+then times this kernel against cuBLAS, where the elementwise ops have kernels of their own and their results are in
+memory. Without a device every product keeps its Triton kernel, so that a step may take more memory on the device than
+was compiled for it: 12 residual MLP blocks with gelu 1,128 MiB instead of 872 (docs/measured.md).
+
+The rule (`Rates.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory traffic.
+
+XLA looks for earlier choices in a folder (`xla_gpu_per_fusion_autotune_cache_dir`) that has a file for each product.
+The file's name is a hash of the device, of the product as text, and of a version number that no header says. XLA adds
+the number to choices that it loads from a file, once in a process, and writes all that it loaded into each dump: there
+it is read. A step whose dump shows products that cuBLAS should have, but has not, is compiled again. Plans of a step
+have the same products, so that most compile once.
+
+Read after `compile_options`. Source: xla/service/gpu/autotuning/autotune_cache_key.cc, autotuner_cache.cc.
+"""
+
+import base64
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxckpt import _compat
+from jaxckpt._files import write_atomically
+from jaxckpt.cost import Rates
+from jaxckpt.hlo.instruction_cost import with_cost
+from jaxckpt.hlo.memory import Kernel
+from jaxckpt.hlo.program import HloProgram
+from jaxckpt.hlo.schema import Computation, Hlo, HloModule
+from jaxckpt.machine import GpuFacts, Target, autotuner_device_name, rates_from_facts
+
+_FOLDER = "xla_gpu_per_fusion_autotune_cache_dir"
+_LOADED = "xla_gpu_load_autotune_results_from"
+_NEW_FORM = "xla_gpu_use_new_autotune_cache_format"
+"""A form with other hashes, which jax 0.12.0.1 has and uses unless told otherwise; jax 0.10.2 has none."""
+_MODULES = ("*.after_autotuner.*.hlo.pb", "*.before_config_assignment.hlo.pb")
+"""Dumps of the module with its products fused: jax 0.10.2 where it is asked for, 0.12.0.1 always."""
+_RESULTS = "*autotune_results.pbtxt"
+_TRITON = b'"__triton_gemm"'
+_CUBLAS = "gemm { algorithm: -1 }"
+"""A choice: cuBLAS by its own heuristics."""
+_MARK = "jaxckpt"
+_VERSION = re.compile(rf'device: "{_MARK}".*?version: (\d+)', re.DOTALL)
+
+
+def product_options(target: Target) -> tuple[tuple[str, object], ...]:
+    """XLA options by which a compile without a device finds the choices; none for a target that chooses by itself."""
+    if not chooses_products(target):
+        return ()
+    is_new = _compat.has_xla_option(_NEW_FORM)
+    by_version = (_NEW_FORM, False) if is_new else ("xla_dump_hlo_pass_re", "autotuner")
+    return ((_FOLDER, str(_folder())), (_LOADED, str(_marked_file())), by_version)
+
+
+def chooses_products(target: Target) -> bool:
+    """True for an NVIDIA GPU that is not attached."""
+    return target.compile_only and target.platform == "cuda"
+
+
+def choose_products(dump: str | Path, target: Target) -> bool:
+    """Writes the choices that a dumped step's products lack; True if there were any, and the step must compile again.
+
+    False also where XLA did not dump what tells how to write them.
+    """
+    facts = target.facts
+    if not (chooses_products(target) and isinstance(facts, GpuFacts)):
+        return False
+    version = _version(Path(dump))
+    if version is None:
+        return False
+    device, rates = autotuner_device_name(facts), rates_from_facts(target.name, facts)
+    files = {_folder() / choice_name(text, device, version) for text in _library_products(Path(dump), rates)}
+    missing = sorted(file for file in files if not file.exists())
+    for file in missing:
+        write_atomically(file, _CUBLAS.encode())
+    return bool(missing)
+
+
+def choice_name(text: str, device: str, version: int) -> str:
+    """The name of the file in which XLA looks for the choice of a product.
+
+    Example:
+      >>> choice_name("{ }", "CUDA: 9.0", 45)
+      'JhQvN5ctoDaOCpY3V2w37CwO1z1FW-DE8XWT3p-hKzA.textproto'
+    """
+    key = f"<key model='{device}', hlo='{text}', version={version}>"
+    return base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=") + ".textproto"
+
+
+def _library_products(dump: Path, rates: Rates) -> Iterator[str]:
+    """The texts of products for cuBLAS among those that have Triton kernels in a dump."""
+    for file in (file for pattern in _MODULES for file in dump.glob(pattern)):
+        program = HloProgram(Hlo.FromString(file.read_bytes()).hlo_module)
+        for instruction in program.instructions.values():
+            if instruction.opcode != "fusion" or _TRITON not in instruction.backend_config:
+                continue
+            work = with_cost(Kernel(name=instruction.name, opcode=instruction.opcode), program, instruction.id)
+            if rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes):
+                yield _text(program.computations[instruction.called_computation_ids[0]])
+
+
+def _text(computation: Computation) -> str:
+    """A fusion's computation without names, which XLA hashes."""
+    module = HloModule(
+        name=computation.name,
+        computations=[computation],
+        entry_computation_id=computation.id,
+        host_program_shape=computation.program_shape,
+    )
+    for instruction in module.computations[0].instructions:
+        instruction.ClearField("metadata")  # else XLA warns that it refers to stack frames of another module
+    return _compat.canonical_hlo_text(module.SerializeToString())
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """Holds the choices of this process; the end of the process deletes it."""
+    return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-choices-", ignore_cleanup_errors=True)
+
+
+def _folder() -> Path:
+    return Path(_temporary().name)
+
+
+@functools.cache
+def _marked_file() -> Path:
+    """A choice for a device that does not exist: what XLA makes of it shows the version."""
+    file = _folder() / "marked.txt"
+    file.write_text(f'version: 3\nresults {{ device: "{_MARK}" hlo: "" result {{ {_CUBLAS} }} }}\n')
+    return file
+
+
+_known_version: list[int] = []
+"""XLA's number, once it is known; empty until then."""
+
+
+def _version(dump: Path) -> int | None:
+    """XLA's number for the form of its choices, once a dump has shown it; None where none has."""
+    if not _known_version:
+        found = (_VERSION.search(file.read_text()) for file in dump.glob(_RESULTS))
+        _known_version.extend(int(match[1]) for match in found if match)
+    return _known_version[0] if _known_version else None

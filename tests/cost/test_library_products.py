@@ -1,0 +1,84 @@
+"""Rule 9 of `fusion`, against XLA's buffers: a library's product reads what is in memory and writes its result."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt import Planner
+from jaxckpt.cost import fuse
+from jaxckpt.machine import Target, targets
+from jaxckpt.solve import solve
+from jaxckpt.trace import trace_step
+
+needs_gpu_target = pytest.mark.skipif(
+    not any(status.name == "h200" and status.usable for status in targets()),
+    reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'",
+)
+ROWS, NARROW, WIDE = 16384, 64, 2048
+"""Products of narrow matrices wait for memory on an H200, those of wide ones do not."""
+
+
+def mlp(weights, x):
+    """A loss of two layers with relu, which a kernel can compute before each product."""
+
+    def loss(weights):
+        hidden = jax.nn.relu(x @ weights[0]) @ weights[1]
+        return jnp.square(hidden.astype(jnp.float32)).mean()
+
+    return jax.grad(loss)(weights)
+
+
+def specs(width):
+    def spec(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    return [spec(width, width), spec(width, width)], spec(ROWS, width)
+
+
+def fusion_of(width, rates):
+    graph = trace_step(mlp, *specs(width)).graph
+    return graph, fuse(graph, rates)
+
+
+def test_operands_of_a_librarys_product_are_in_memory():
+    rates = Target("h200").rates
+    for width, is_library in ((NARROW, False), (WIDE, True)):
+        graph, fusion = fusion_of(width, rates)
+        products = {op.id for op in graph.ops if op.primitive == "dot_general"}
+        assert fusion.rules.products.library == (products if is_library else set())
+        assert bool(fusion.fused_into_dots) is not is_library
+
+
+def test_without_rates_no_product_is_a_librarys():
+    _, fusion = fusion_of(WIDE, None)
+    assert not fusion.rules.products.library
+
+
+def test_devices_without_a_library_have_no_such_products():
+    assert not Target("cpu").rates.is_library_product(1e12, "bfloat16", 1.0)
+    assert Target("h200").rates.is_library_product(1e12, "bfloat16", 1.0)
+
+
+def gelu_blocks(weights, x):
+    def loss(weights):
+        hidden = x
+        for up, down in weights:
+            hidden = hidden + jax.nn.gelu(hidden @ up) @ down
+        return jnp.square(hidden.astype(jnp.float32)).mean()
+
+    return jax.grad(loss)(weights)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("strategy", ["none", "full", "every:2"])
+def test_predicted_memory_is_that_of_the_compiled_step(strategy):
+    """The gradient of gelu reads what the library writes, and is not written over it: four arrays where three do."""
+
+    def spec(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    weights = [(spec(1024, 4096), spec(4096, 1024))] * 4
+    planner = Planner(gelu_blocks, weights, spec(ROWS, 1024), target="h200")
+    plan = solve(planner.problem, strategy)
+    compiled = planner.measure(plan).footprint
+    assert plan.predicted.temp_bytes == pytest.approx(compiled.temp_bytes, rel=0.03)
