@@ -261,20 +261,14 @@ class Run:
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, nice: bool = False
     ) -> subprocess.Popen[bytes]:
-        """A worker; it prints here, and its errors go to a log. A nice one lets what has the device go first.
-
-        What the autotuner chooses on the device is kept beside the plans.
-        """
+        """A worker; it prints here, and its errors go to a log. A nice one lets what has the device go first."""
         options = self.options
         command = ["nice", "-n", "10"] if nice and shutil.which("nice") else []
         command += [sys.executable, "-m", "benchmarks.attached.workers", *arguments]
         command += ["--store", str(self.store.folder), "--target", options.target, "--models", *options.models]
         command += ["--calibrate-s", str(options.calibrate_s), *(["--small"] if options.small else [])]
-        choices = f"--xla_gpu_dump_autotune_results_to={self.store.file('autotuned', f'{name}.txt')}"
-        flags = [environment.get("XLA_FLAGS", ""), *([] if nice or options.small else [choices])]
-        environment = {**environment, "XLA_FLAGS": " ".join(filter(None, flags))}
         with self.log(name).open("wb") as log:
-            child = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=log)
+            child = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stderr=log)
         self.children.append(child)
         return child
 

@@ -25,6 +25,7 @@ from jaxckpt.calibration import Timing, timed
 from jaxckpt.compiler import Compilation, compile_step
 from jaxckpt.compiler.compile_options import AUTOTUNER
 
+_LOGS = "xla_gpu_dump_autotune_logs_to"
 _NAP_S = 0.2
 _WINDOW_S = 0.2
 """What one timed stretch of steps should take: long beside the start of a program and the wait for its end."""
@@ -83,13 +84,15 @@ def measured(
     """All that the device says of one version, compiled with XLA's autotuner or without."""
     begun = time.perf_counter()
     made, step = made_version(group, version, store)
+    kept_logs = str(store.file("autotuned", group.model, f"{version}.txt"))
+    options = tuner_logs(target, kept_logs) if tuned else without_autotuner(target)
     with named(version):
         compilation = compile_step(
             step,
             *made.args,
             target=target,
             donate_argnums=made.donate_argnums,
-            compiler_options=() if tuned else without_autotuner(target),
+            compiler_options=options,
         )
     compiled = time.perf_counter()
     found = figures(compilation.footprint, target)
@@ -100,6 +103,11 @@ def measured(
     stepper = Stepper(compilation=compilation, made=made, start=start)
     found |= run_stepper(stepper, store, group.model, version, keep=tuned)
     return found | {"prepare_s": compiled - begun, "wall_s": time.perf_counter() - begun}
+
+
+def tuner_logs(target: Target, path: str) -> tuple[tuple[str, str], ...]:
+    """A compiler option that keeps the times of all kernels that XLA's autotuner tries, where there is one."""
+    return ((_LOGS, path),) if target.platform == "cuda" else ()
 
 
 def without_autotuner(target: Target) -> tuple[tuple[str, int], ...]:

@@ -5,7 +5,9 @@ then times this kernel against cuBLAS, where the elementwise ops have kernels of
 memory. Without a device every product keeps its Triton kernel, so that a step may take more memory on the device than
 was compiled for it: 12 residual MLP blocks with gelu 1,128 MiB instead of 872 (docs/measured.md).
 
-The rule (`Rates.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory traffic.
+The rule (`FusedProduct.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory
+traffic, or if nothing is fused with it that cuBLAS would not do itself. With it, 35 programs of 13 steps have the totals
+that they have on an H200 (docs/measured.md).
 
 XLA looks for earlier choices in a folder (`xla_gpu_per_fusion_autotune_cache_dir`) that has a file for each product.
 The file's name is a hash of the device, of the product as text, and of a version number that no header says. XLA adds
@@ -24,6 +26,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxckpt import _compat
 from jaxckpt._files import write_atomically
@@ -41,6 +44,9 @@ _NEW_FORM = "xla_gpu_use_new_autotune_cache_format"
 _MODULES = ("*.after_autotuner.*.hlo.pb", "*.before_config_assignment.hlo.pb")
 """Dumps of the module with its products fused: jax 0.10.2 where it is asked for, 0.12.0.1 always."""
 _RESULTS = "*autotune_results.pbtxt"
+_OPERATION = re.compile(r"\S (\S+)\(")
+_OWN_OPERATIONS = frozenset({"parameter", "constant", "bitcast", "reshape", "transpose", "broadcast", "dot", "add"})
+"""What cuBLAS does without a kernel beside it: a product, and the addition of a bias."""
 _TRITON = b'"__triton_gemm"'
 _CUBLAS = "gemm { algorithm: -1 }"
 """A choice: cuBLAS by its own heuristics."""
@@ -74,7 +80,8 @@ def choose_products(dump: str | Path, target: Target) -> bool:
     if version is None:
         return False
     device, rates = autotuner_device_name(facts), rates_from_facts(target.name, facts)
-    files = {_folder() / choice_name(text, device, version) for text in _library_products(Path(dump), rates)}
+    products = (product for product in fused_products(Path(dump)) if product.is_library_product(rates))
+    files = {_folder() / choice_name(product.text, device, version) for product in products}
     missing = sorted(file for file in files if not file.exists())
     for file in missing:
         write_atomically(file, _CUBLAS.encode())
@@ -92,16 +99,35 @@ def choice_name(text: str, device: str, version: int) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=") + ".textproto"
 
 
-def _library_products(dump: Path, rates: Rates) -> Iterator[str]:
-    """The texts of products for cuBLAS among those that have Triton kernels in a dump."""
+class FusedProduct(NamedTuple):
+    """A matrix product with the elementwise ops that XLA fused with it, before its kernel is chosen.
+
+    Attributes:
+      name: XLA's, unique in its module.
+      work: FLOPs and traffic of the fused kernel.
+      text: The fused computation without names, which XLA hashes.
+    """
+
+    name: str
+    work: Kernel
+    text: str
+
+    def is_library_product(self, rates: Rates) -> bool:
+        """True if cuBLAS takes it: it computes for longer than it waits for memory, or nothing but a bias is fused."""
+        if _OWN_OPERATIONS.issuperset(_OPERATION.findall(self.text)):
+            return True
+        return rates.is_library_product(self.work.matmul_flops, self.work.matmul_dtype, self.work.traffic_bytes)
+
+
+def fused_products(dump: Path) -> Iterator[FusedProduct]:
+    """The products of a dumped step that have Triton kernels, or wait for a choice."""
     for file in (file for pattern in _MODULES for file in dump.glob(pattern)):
         program = HloProgram(Hlo.FromString(file.read_bytes()).hlo_module)
         for instruction in program.instructions.values():
-            if instruction.opcode != "fusion" or _TRITON not in instruction.backend_config:
-                continue
-            work = with_cost(Kernel(name=instruction.name, opcode=instruction.opcode), program, instruction.id)
-            if rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes):
-                yield _text(program.computations[instruction.called_computation_ids[0]])
+            if instruction.opcode == "fusion" and _TRITON in instruction.backend_config:
+                kernel = Kernel(name=instruction.name, opcode=instruction.opcode)
+                text = _text(program.computations[instruction.called_computation_ids[0]])
+                yield FusedProduct(instruction.name, with_cost(kernel, program, instruction.id), text)
 
 
 def _text(computation: Computation) -> str:

@@ -105,8 +105,7 @@ class Rates:
         """True for a matrix product that is a library's kernel: its arithmetic takes longer than its traffic.
 
         XLA's autotuner times the library against a kernel of its own, which also computes the elementwise ops around
-        the product. That spares traffic, which helps a product that waits for memory. On an H200 this rule gives 38
-        programs of 16 steps the total that they have with the autotuner, within 0.2% in the median (docs/measured.md).
+        the product. That spares traffic, which helps a product that waits for memory (docs/measured.md).
         """
         return (
             self.has_product_library and flops / self.matmul(dtype) > traffic_bytes / self.memory_bandwidth_bytes_per_s

@@ -9,13 +9,13 @@ from jaxckpt.compiler import footprint
 from jaxckpt.compiler.caveats import HOST_OPTION, audit
 
 LAYERS, TOKENS, WIDTH, HIDDEN = 600, 524288, 256, 512
-"""Inputs of all layers: 150 GiB, more than an H200 has, in host memory. Narrow: a library's products, which wait for no
-memory, are not recomputed."""
+"""Inputs of all layers: 150 GiB, more than an H200 has, in host memory. Layers are narrow, and each product has a
+function behind it: XLA does not recompute products of a library."""
 
 
 def body(x, weights):
     x = checkpoint_name(x, "x")
-    return x + jax.nn.gelu(x @ weights[0]) @ weights[1], None
+    return x + jnp.tanh(jax.nn.gelu(x @ weights[0]) @ weights[1]), None
 
 
 def loss(weights, x):
@@ -43,7 +43,6 @@ def test_xla_recomputes_offloads_unless_the_option_is_set(h200, corrected):
         assert not added and not list(audit(made.memory))
     else:
         assert {kernel.count for kernel in added} == {LAYERS}
-        assert sum(k.matmul_flops * k.count for k in added) >= LAYERS * 2 * TOKENS * WIDTH * HIDDEN
         counted, cause = audit(made.memory)
         assert f"added {len(added)} kernels" in counted and counted in made.caveats
         assert HOST_OPTION in cause and "150.00 GiB" in cause
