@@ -26,6 +26,7 @@ from jaxckpt.compiler.product_kernels import FusedProduct, fused_products
 
 NAME = "products"
 OUT = RESULTS / "attached" / f"{NAME}.json"
+_KINDS = {"TRITON": "fused", "CUBLASLT_FISSION": "library", "CUBLAS_FISSION": "library"}
 _NO_WORK = {"parameter", "dot", "bitcast", "reshape", "constant", "transpose", "broadcast"}
 _PRODUCT = re.compile(r'hlo_text: "%(gemm_fusion[\w.-]*) ')
 _TIME = re.compile(r"run_time \{\s*(?:seconds: (\d+)\s*)?(?:nanos: (\d+))?")
@@ -61,9 +62,9 @@ def tried(text: str) -> Iterator[tuple[str, Mapping[str, float]]]:
         best: dict[str, float] = {}
         for config in profile.split("config_profiles {")[1:]:
             kind, time = re.search(r"backend: (\w+)", config), _TIME.search(config)
-            if kind and time:
+            if kind and time and kind[1] in _KINDS:
                 seconds = int(time[1] or 0) + 1e-9 * int(time[2] or 0)
-                best[kind[1]] = min(seconds, best.get(kind[1], seconds))
+                best[_KINDS[kind[1]]] = min(seconds, best.get(_KINDS[kind[1]], seconds))
         yield product[1], best
 
 
@@ -80,11 +81,11 @@ def works(step: str, version: str) -> Mapping[str, dict[str, Any]]:
 def described(product: FusedProduct, target: Target) -> dict[str, Any]:
     """A product's work, the ops that were fused with it, and the rule's choice."""
     operations = set(re.findall(r" ([a-z-]+)\(", product.text)) - _NO_WORK
+    work = (product.work.matmul_flops, product.work.matmul_dtype, product.work.traffic_bytes)
     return {
-        "flops": product.work.matmul_flops,
-        "dtype": product.work.matmul_dtype,
-        "traffic_bytes": product.work.traffic_bytes,
+        **dict(zip(("flops", "dtype", "traffic_bytes"), work, strict=True)),
         "fused": sorted(operations),
+        "waits_for": "arithmetic" if target.rates.is_library_product(*work) else "memory",
         "rule": "library" if product.is_library_product(target.rates) else "fused",
     }
 

@@ -1,4 +1,4 @@
-"""Steps of the battery of strangers, each of another family, in the form that the harness runs: `TrainingStep`."""
+"""Steps of the battery of strangers in the form that the harness runs: `TrainingStep`."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -36,7 +36,7 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 The last rule of a step takes the fewest estimated seconds of all that save a quarter of the total.
 """
-_COUNTS = ("nodes", "vocabulary", "classes")
+_COUNTS = ("nodes", "vocabulary", "classes", "words")
 """Sizes that integers of a batch count to."""
 
 

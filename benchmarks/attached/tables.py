@@ -21,6 +21,7 @@ from jaxckpt.report.machines import figure
 PAGE = ROOT / "docs" / "measured.md"
 README = ROOT / "README.md"
 RESULT = RESULTS / "attached" / "attached.json"
+PRODUCTS = RESULTS / "attached" / "products.json"
 NOT_YET = "Not measured on a device yet; `python -m benchmarks.attached` on a machine with a GPU makes this table.\n"
 SMOKE = "**A smoke test on a processor, with tiny sizes: it shows that the harness runs, and nothing else.**\n"
 
@@ -69,10 +70,12 @@ def tables(data: Mapping[str, Any] | None) -> dict[str, str]:
         "calibration": calibration_table,
     }
     if data is None:
-        return {"made": NOT_YET, **dict.fromkeys(makers, NOT_YET)}
+        return {"made": NOT_YET, **dict.fromkeys((*makers, "products"), NOT_YET)}
     parts = data["parts"]
+    products = json.loads(PRODUCTS.read_text())["products"] if PRODUCTS.exists() else []
     first = SMOKE + "\n" if data["made_for"]["small"] else ""
     made = {name: "\n".join([*maker(parts), ""]) for name, maker in makers.items()}
+    made["products"] = "\n".join([*products_table(products), ""])
     return {"made": first + made_line(data), **{name: text if text.strip() else NOT_YET for name, text in made.items()}}
 
 
@@ -122,6 +125,30 @@ def memory_table(parts: Parts) -> Iterator[str]:
         )
     heads = ("model", "version", ">predicted", ">compiled without the device", ">with it", ">off", ">allocator's peak")
     return table((*heads, "where they differ"), lines)
+
+
+def products_table(products: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Kinds of matrix products, how many the autotuner and the rule choose alike, and the seconds of their choices."""
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for product in products:
+        fused = "a bias" if product["fused"] == ["add"] else "more" if product["fused"] else "nothing"
+        kinds.setdefault((product["waits_for"], fused), []).append(product)
+    lines = []
+    for (waits_for, fused), group in sorted(kinds.items()):
+        by_rule = [product["seconds"].get(product["rule"]) for product in group]
+        best = [min(product["seconds"].values()) for product in group]
+        tried = [(ours, least) for ours, least in zip(by_rule, best, strict=True) if ours is not None]
+        alike = sum(ours == least for ours, least in tried)
+        ratio = sum(ours for ours, _ in tried) / sum(least for _, least in tried)
+        lines.append((waits_for, fused, group[0]["rule"], f"{alike} of {len(tried)}", f"{ratio:.2f}x"))
+    heads = (
+        "the product waits for",
+        "fused with it",
+        "the rule takes",
+        ">as the autotuner",
+        ">time of the best choices",
+    )
+    return table(heads, lines)
 
 
 def untuned_table(parts: Parts) -> Iterator[str]:

@@ -6,8 +6,7 @@ memory. Without a device every product keeps its Triton kernel, so that a step m
 was compiled for it: 12 residual MLP blocks with gelu 1,128 MiB instead of 872 (docs/measured.md).
 
 The rule (`FusedProduct.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory
-traffic, or if nothing is fused with it that cuBLAS would not do itself. With it, 35 programs of 13 steps have the totals
-that they have on an H200 (docs/measured.md).
+traffic, or if nothing is fused with it but a bias, which cuBLAS adds itself (docs/measured.md).
 
 XLA looks for earlier choices in a folder (`xla_gpu_per_fusion_autotune_cache_dir`) that has a file for each product.
 The file's name is a hash of the device, of the product as text, and of a version number that no header says. XLA adds
@@ -46,7 +45,7 @@ _MODULES = ("*.after_autotuner.*.hlo.pb", "*.before_config_assignment.hlo.pb")
 _RESULTS = "*autotune_results.pbtxt"
 _OPERATION = re.compile(r"\S (\S+)\(")
 _OWN_OPERATIONS = frozenset({"parameter", "constant", "bitcast", "reshape", "transpose", "broadcast", "dot", "add"})
-"""What cuBLAS does without a kernel beside it: a product, and the addition of a bias."""
+"""Operations of products that need no kernel beside cuBLAS's, which adds a bias itself."""
 _TRITON = b'"__triton_gemm"'
 _CUBLAS = "gemm { algorithm: -1 }"
 """A choice: cuBLAS by its own heuristics."""

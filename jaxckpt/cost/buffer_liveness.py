@@ -21,15 +21,13 @@ from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
-from jaxckpt.ir import Graph, Kind, Op, Trait
+from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.regions import END, STACK
 from jaxckpt.schedule import Barrier, Move, Run
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _RETURN_TUPLES = frozenset({"conv_general_dilated", STACK, END})
 """Ops whose results are elements of tuples: cuDNN returns its scratch too, a loop all of its results."""
-_FLAT, _STACKED = 2, 3
-"""Dimensions of a matrix, and of a stack of them."""
 
 
 class BufferLiveness:
@@ -40,11 +38,8 @@ class BufferLiveness:
       births: For each buffer the step that writes it.
       deaths: For each buffer the last step that reads it.
       in_place: Buffers whose kernel may write over one that dies there.
-      flattened: Buffers of products that XLA computes as a matrix, in another shape than the value's.
       indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
-        which loops, cuDNN's convolutions, cuBLAS and kernels of several results return, and flattened products that
-        passed a barrier. XLA fuses the reshape of such a product into each reader; behind a barrier the reshape is an
-        op of its own.
+        which loops, cuDNN's convolutions, cuBLAS and kernels of several results return.
       workspace_bytes: For each step whose kernel needs some.
       loops: Spans that no instance has: stacks, slots, copies of slices.
       clock: Times of the steps.
@@ -57,7 +52,6 @@ class BufferLiveness:
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
         self.in_place: set[int] = set()
-        self.flattened: set[int] = set()
         self.indirect: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.loops = LoopLiveness(graph, kernels.schedule.steps)
@@ -108,8 +102,9 @@ class BufferLiveness:
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)
         self._read(at, kernel.reads)
-        for instance in self.kernels.passes.together.get(at, ()):
-            self.deaths[instance] = max(self.deaths[instance], at)
+        if not self.graph.is_branched(step.loop):  # in a branch they are in the memory of the branch's results
+            for instance in self.kernels.passes.together.get(at, ()):
+                self.deaths[instance] = max(self.deaths[instance], at)
         for instance in kernel.writes:
             self._write(at, step, op, instance)
 
@@ -120,8 +115,6 @@ class BufferLiveness:
             self._share_zeros(at, op, instance)
         if op.primitive == STACK:
             self._stack_results(step)
-        if op.kind is Kind.CONTRACTION and self._is_flattened(op):
-            self.flattened.add(instance)
         fusion = self.kernels.fusion
         in_tuple = instance in fusion.library_results or instance in self.kernels.passes.in_tuples
         if in_tuple or op.primitive in _RETURN_TUPLES:
@@ -173,7 +166,6 @@ class BufferLiveness:
                 source = self.storing.pop(read, None)
                 if source is not None and not is_store:
                     self.storing[write] = source
-            self.indirect.update(self.flattened.intersection(sources))
 
     def _move(self, at: int, step: Move) -> None:
         """A copy to the host or back, or a shard that is cut or gathered, outside of loops or in one."""
@@ -290,8 +282,3 @@ class BufferLiveness:
         value = self.graph.values[op.writes[0]]
         first = self.zeros.setdefault((op.primitive, op.detail, value.shape, value.dtype), instance)
         self.deaths[first] = max(self.deaths[first], at)
-
-    def _is_flattened(self, op: Op) -> bool:
-        """True if compilers compute a product as a matrix, or a stack of them, whose shape is not the value's."""
-        dimensions = len(self.graph.values[op.writes[0]].shape)
-        return dimensions > (_STACKED if Trait.BATCHED in op.traits else _FLAT)

@@ -33,7 +33,7 @@ counted equation by equation. These rules mark the values that are materialised,
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
    result at most a bias, a vector that is added to each row, and a relu. XLA splits the kernel that it had fused. The
    operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a kernel behind the
-   product, which reads what the library wrote.
+   product, which reads what the library wrote. A product with which nothing is fused is a library's, too.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in

@@ -149,6 +149,7 @@ class FusionAnalysis:
         products, epilogues = rules.products.with_epilogues, rules.products.epilogues
         views, given = rules.products.views, rules.products.given
         library, library_epilogues = rules.products.library, rules.products.library_epilogues
+        plain, loaded_operands = rules.products.plain, rules.products.loaded_operands
         readers = [0] * len(size_bytes)
         for step in steps:
             for instance in step.reads:
@@ -160,13 +161,21 @@ class FusionAnalysis:
         written: dict[int, int | None] = {}
         """Results of products, each with the loop in whose body it is computed."""
         before, ends, of_library = set[int](), set[int](), self.library_results
+        applied, plain_results = set[int](), set[int]()
+        """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
         for step in steps:
+            if isinstance(step, Run) and (
+                step.op in loaded_operands or (step.op in views and step.reads[0] in applied)
+            ):
+                applied.update(step.writes)
             if not isinstance(step, Run) or step.op in given:
                 passed.update(step.writes)
             elif step.op in products:
                 written[step.writes[0]] = step.loop
                 if step.op in library:
                     of_library.add(step.writes[0])
+                elif step.op in plain and applied.isdisjoint(step.reads):
+                    plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
                 passed.update(step.writes)
             elif step.op in epilogues:
@@ -175,11 +184,14 @@ class FusionAnalysis:
                 if result is not None and all(i == result or i in passed or i in written for i in step.reads):
                     del written[result]
                     written[step.writes[0]] = step.loop
-                    if result in of_library and step.op in library_epilogues:
-                        of_library.add(step.writes[0])
+                    if step.op in library_epilogues:
+                        of_library.update(step.writes if result in of_library else ())
+                        plain_results.update(step.writes if result in plain_results else ())
+                    plain_results.discard(result)
                     before.add(result)
                     ends.discard(result)
                     ends.add(step.writes[0])
+        of_library |= plain_results
         return ends, before
 
     def _count_picks(self, gather: Run, table: int) -> None:

@@ -85,7 +85,8 @@ class ProductRules:
 
     Attributes:
       dots: Products that apply elementwise ops to what they load.
-      library: Rule 9: products that a library computes.
+      library: Rule 9: products that a library computes whatever is around them.
+      plain: Rule 9: products that a library computes where nothing is fused with them.
       library_epilogues: Ops that a library applies to its result by itself: the addition of a bias, and relu.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       with_epilogues: Products that may go on with their result before they write it.
@@ -96,6 +97,7 @@ class ProductRules:
 
     dots: Ops
     library: Ops
+    plain: Ops
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
     with_epilogues: Ops
@@ -162,6 +164,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         products=ProductRules(
             dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library,
             library=library,
+            plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)),
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,

@@ -10,6 +10,7 @@ is equal.
 """
 
 import enum
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +19,6 @@ from typing import Annotated, Any
 
 from jaxckpt._errors import HloError
 from jaxckpt._records import COLUMNS, RecordError, read_record, table_from_record
-
-_NEARLY_ALL = 0.9
-"""The share of the forward pass's traffic that must precede the backward; no benchmark fixed the exact value."""
 
 
 class Part(enum.StrEnum):
@@ -361,17 +359,21 @@ def _step_flops(kernels: Sequence[Kernel]) -> int:
 def backward_position(kernels: Sequence[Kernel]) -> int:
     """The position at which the backward pass begins; the number of kernels where there is none.
 
-    The first kernel of it behind nearly all of the forward's traffic: constants of the backward, such as the ones that
-    the loss is multiplied with, are often written much earlier.
+    The first kernel of it that has the most traffic of the forward before it and of the backward behind it. Constants
+    of the backward, such as the ones that the loss is multiplied with, are often written much earlier; operands that
+    XLA computes of forward values for products of the backward are written much later.
     """
     after_forward = (Part.BACKWARD, Part.RECOMPUTE)
-    ahead_bytes = _NEARLY_ALL * sum(k.traffic_bytes * k.count for k in kernels if k.part is Part.FORWARD)
+    position, most_bytes, ahead_bytes = len(kernels), -math.inf, 0.0
     for at, kernel in enumerate(kernels):
+        traffic_bytes = kernel.traffic_bytes * kernel.count
         if kernel.part is Part.FORWARD:
-            ahead_bytes -= kernel.traffic_bytes * kernel.count
-        elif kernel.part in after_forward and ahead_bytes <= 0:
-            return at
-    return len(kernels)
+            ahead_bytes += traffic_bytes
+        elif kernel.part in after_forward:
+            if ahead_bytes > most_bytes:
+                position, most_bytes = at, ahead_bytes
+            ahead_bytes -= traffic_bytes
+    return position
 
 
 def is_below(path: str, scope: str) -> bool:

@@ -92,8 +92,8 @@ def test_a_step_of_the_battery_is_asked_with_its_rules(tmp_path):
     assert plan["budget_bytes"] == rule["total_bytes"]
 
 
-def test_steps_of_the_battery_have_ten_families_and_known_rules():
-    assert len({STRANGERS[name].family for name in RULES}) == 10
+def test_steps_of_the_battery_have_ten_families_and_more_and_known_rules():
+    assert len({STRANGERS[name].family for name in RULES}) >= 10
     assert {rule for rules in RULES.values() for rule in rules} <= {*POLICIES, *BASELINES}
 
 

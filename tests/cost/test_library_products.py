@@ -8,6 +8,7 @@ from jaxckpt import Planner
 from jaxckpt.cost import fuse
 from jaxckpt.machine import Target, targets
 from jaxckpt.solve import solve
+from jaxckpt.solve.problem import decide
 from jaxckpt.trace import trace_step
 
 needs_gpu_target = pytest.mark.skipif(
@@ -82,3 +83,32 @@ def test_predicted_memory_is_that_of_the_compiled_step(strategy):
     plan = solve(planner.problem, strategy)
     compiled = planner.measure(plan).footprint
     assert plan.predicted.temp_bytes == pytest.approx(compiled.temp_bytes, rel=0.03)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_no_gradient_is_written_over_logits_of_a_library(is_pinned):
+    """A product of few sums is a library's too, as nothing is fused with it: logits and gradient are there together."""
+    batch, tokens, width, vocabulary = 8, 256, 128, 40_000
+
+    def step(weights, x, labels):
+        def loss(weights):
+            hidden = jnp.tanh(x @ weights["in"])
+            logits = hidden @ weights["out"].T
+            likelihoods = jax.nn.log_softmax(logits.astype(jnp.float32))
+            return -jnp.take_along_axis(likelihoods, labels[..., None], axis=-1).mean()
+
+        return jax.grad(loss)(weights)
+
+    def spec(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    weights = {"in": spec(width, width), "out": spec(vocabulary, width)}
+    made = Planner(step, weights, spec(batch, tokens, width), spec(batch, tokens, dtype=jnp.int32), target="h200")
+    problem = made.problem
+    logits = max(problem.graph.forward, key=lambda op: problem.graph.ops[op].flops or 0)
+    (value,) = problem.graph.ops[logits].writes
+    plan = decide(problem, frozenset({value}), (0,), "saves logits") if is_pinned else solve(problem, "none")
+    compiled_bytes = made.measure(plan).footprint.temp_bytes
+    assert round(compiled_bytes / (2 * batch * tokens * vocabulary)) == 4
+    assert plan.predicted.temp_bytes == pytest.approx(compiled_bytes, rel=0.01)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt.cost import arithmetic_costs, fuse, replay
-from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait
+from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 from tests.residuals import residuals
@@ -141,23 +141,7 @@ def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart_or_summed(apart, b
     assert (got.seconds[clone] > 0) is stored
 
 
-@pytest.mark.parametrize(
-    ("shape", "traits", "together"),
-    [((8, 8), (), 1), ((2, 4, 8), (), 2), ((2, 4, 8), (Trait.BATCHED,), 1), ((2, 2, 2, 8), (Trait.BATCHED,), 2)],
-)
-def test_a_product_computed_as_a_matrix_is_not_overwritten_behind_a_barrier(shape, traits, together):
-    build = Builder()
-    product = build.shaped("dot_general", build.input(256), shape=shape, traits=frozenset(traits))
-    active = build.shaped("exp", product, shape=shape)
-    end = build.op("reduce_sum", active, size_bytes=4)
-    cotangent = build.op("dot_general", end, size_bytes=4, phase=Phase.BACKWARD)
-    written = build.shaped("mul", product, active, cotangent, shape=shape, phase=Phase.BACKWARD)
-    graph = build.graph(build.op("dot_general", written, size_bytes=4, phase=Phase.BACKWARD))
-    plan = GraphPlan(fingerprint="", decisions={product: Save(), active: Recompute()})
-    assert replayed(graph, plan).peak_bytes // 256 == together
-
-
-def test_a_product_computed_as_a_matrix_is_overwritten_without_a_barrier():
+def test_a_product_is_overwritten():
     build = Builder()
     product = build.shaped("dot_general", build.input(256), shape=(2, 4, 8))
     written = build.shaped("tanh", product, shape=(2, 4, 8))

@@ -387,7 +387,8 @@ def waiting(memory, parts):
     behind = ((i, kernel) for i, kernel in enumerate(memory.kernels) if kernel.part is not Part.FORWARD)
     first = next(i for i, kernel in behind if kernel.matmul_flops or kernel.name.startswith("all-gather"))
     size_bytes = 8192 * 2048 * 4 // parts
-    alive = [b for b in memory.alive_at(first) if 8192 in b.shape and 2048 // parts in b.shape]
+    values = (b for b in memory.alive_at(first) if 8192 in b.shape and 2048 // parts in b.shape)
+    alive = [b for b in values if b.part is not Part.RECOMPUTE]
     stacks = {(b.allocation, b.offset_bytes): b.size_bytes for b in alive if b.size_bytes == LAYERS * size_bytes}
     return sum(stacks.values()) or sum(b.size_bytes for b in alive if b.size_bytes == size_bytes)
 

@@ -71,7 +71,8 @@ def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is, by_jax
 def test_mindspores_cells_take_no_more_than_jax_checkpoint_of_each_block(planner, by_jax_checkpoint):
     """Random bits of different cells are not drawn by one kernel at the start of the backward."""
     by_policy = planner.follow(load_policy("mindspore_cell")).footprint
-    assert by_policy.temp_bytes <= by_jax_checkpoint.temp_bytes
+    assert by_policy.memory.peak_bytes <= by_jax_checkpoint.memory.peak_bytes
+    assert by_policy.temp_bytes <= 1.05 * by_jax_checkpoint.temp_bytes  # with holes of a few values between buffers
 
 
 def test_a_plan_of_the_unmarked_network_saves_as_much(planner, as_it_is):
