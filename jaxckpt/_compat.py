@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import mmap
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,19 @@ def cuda_plugin() -> tuple[str, pathlib.Path] | None:
         if spec is not None and spec.origin is not None:
             return name, pathlib.Path(spec.origin).with_name("xla_cuda_plugin.so")
     return None
+
+
+@functools.cache
+def cuda_compiler_has_option(name: str) -> bool:
+    """True if NVIDIA's compiler knows an option: its name is in the library. jax 0.10.2, 0.12.0.1.
+
+    To ask the compiler itself would start a backend.
+    """
+    plugin = cuda_plugin()
+    if plugin is None:
+        return False
+    with plugin[1].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        return library.find(name.encode()) >= 0
 
 
 def _register_cuda_kernels(plugin_name: str, c_api: Any) -> None:
@@ -190,17 +204,6 @@ def _essential_constant(constant: re.Match[str]) -> str:
     dtype, shape, text = constant.groups()
     is_integer = dtype[0] in "su" and dtype[1:].isdigit()
     return f"= {dtype}{shape} constant({text if is_integer else _ESSENTIAL.get(text, '{...}')})"
-
-
-@functools.cache
-def has_xla_option(name: str) -> bool:
-    """True if this jaxlib's compilers know a switch, asked of the one for the CPU. jax 0.10.2, 0.12.0.1."""
-    lowered = jax.jit(lambda: 0).lower()
-    try:
-        lowered.compile(compiler_options={name: False})
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:

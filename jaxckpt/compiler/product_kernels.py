@@ -57,7 +57,7 @@ def product_options(target: Target) -> tuple[tuple[str, object], ...]:
     """XLA options by which a compile without a device finds the choices; none for a target that chooses by itself."""
     if not chooses_products(target):
         return ()
-    is_new = _compat.has_xla_option(_NEW_FORM)
+    is_new = _compat.cuda_compiler_has_option(_NEW_FORM)
     by_version = (_NEW_FORM, False) if is_new else ("xla_dump_hlo_pass_re", "autotuner")
     return ((_FOLDER, str(_folder())), (_LOADED, str(_marked_file())), by_version)
 
