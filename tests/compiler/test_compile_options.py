@@ -119,13 +119,12 @@ def test_a_step_whose_kernels_need_the_autotuner_is_compiled_with_it(h200):
 
     shapes = (8, 1024, 4096), (16, 1024, 1024), (16, 1024, 8, 160)
     specs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    with_autotuner = (("xla_gpu_autotune_level", 4),)
-    expected = footprint(loss, *specs, target=h200, compiler_options=with_autotuner)
-    made = footprint(loss, *specs, target=h200)
+    if jax.__version_info__ >= (0, 12):  # what shows that the test reaches the second compile
+        with pytest.raises(CompileError, match="No supported config found"):
+            footprint(loss, *specs, target=h200, compiler_options=(("xla_gpu_autotune_level", 0),))
+    made = footprint(loss, *specs, target=h200)  # before another compile tells XLA to take cuBLAS for the product
+    expected = footprint(loss, *specs, target=h200, compiler_options=(("xla_gpu_autotune_level", 4),))
     assert (made.total_bytes, made.compiler_options) == (expected.total_bytes, ())
     with quick_options(h200, "loss") as options, quick_options(Target("h100"), "loss") as elsewhere:
         assert ("xla_gpu_autotune_level" in options) == (jax.__version_info__ < (0, 12))
         assert elsewhere["xla_gpu_autotune_level"] == 0
-    if jax.__version_info__ >= (0, 12):  # what shows that the test reaches the second compile
-        with pytest.raises(CompileError, match="No supported config found"):
-            footprint(loss, *specs, target=h200, compiler_options=(("xla_gpu_autotune_level", 0),))
