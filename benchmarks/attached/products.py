@@ -24,10 +24,8 @@ from jaxckpt.compiler import compile_step
 from jaxckpt.compiler.compile_options import dump_options
 from jaxckpt.compiler.product_kernels import FusedProduct, fused_products
 
-NAME = "products"
-OUT = RESULTS / "attached" / f"{NAME}.json"
+OUT = RESULTS / "attached" / "products.json"
 _KINDS = {"TRITON": "fused", "CUBLASLT_FISSION": "library", "CUBLAS_FISSION": "library"}
-_NO_WORK = {"parameter", "dot", "bitcast", "reshape", "constant", "transpose", "broadcast"}
 _PRODUCT = re.compile(r'hlo_text: "%(gemm_fusion[\w.-]*) ')
 _TIME = re.compile(r"run_time \{\s*(?:seconds: (\d+)\s*)?(?:nanos: (\d+))?")
 
@@ -73,18 +71,17 @@ def works(step: str, version: str) -> Mapping[str, dict[str, Any]]:
     target, asked = Target("h200"), group(step, small=False, whole=True)
     made = asked.step(version)
     with tempfile.TemporaryDirectory() as folder, named(version):
-        options = dump_options(folder)  # so that the compile finds no dump, and chooses nothing
+        options = dump_options(folder)
         compile_step(made.step, *made.args, target=target, donate_argnums=made.donate_argnums, compiler_options=options)
         return {product.name: described(product, target) for product in fused_products(Path(folder))}
 
 
 def described(product: FusedProduct, target: Target) -> dict[str, Any]:
     """A product's work, the ops that were fused with it, and the rule's choice."""
-    operations = set(re.findall(r" ([a-z-]+)\(", product.text)) - _NO_WORK
     work = (product.work.matmul_flops, product.work.matmul_dtype, product.work.traffic_bytes)
     return {
         **dict(zip(("flops", "dtype", "traffic_bytes"), work, strict=True)),
-        "fused": sorted(operations),
+        "fused": sorted(product.fused),
         "waits_for": "arithmetic" if target.rates.is_library_product(*work) else "memory",
         "rule": "library" if product.is_library_product(target.rates) else "fused",
     }

@@ -1,9 +1,10 @@
 """The proof: compile a step for a target and read what XLA says that it takes.
 
 Read in this order: `footprint_data` (the figures, in files and frames), `placement` (arguments on the target),
-`compile_options` (XLA options), `caveats` (what the figures leave out), `failures` (errors of compilers explained),
-`compile` (the compiler's figures), `side_by_side` (several steps in threads), `step_footprint` (all of it for a step),
-`xla_dump` (the footprint of a program that another process compiled).
+`compile_options` (XLA options), `product_kernels` (the matrix products that are cuBLAS's), `caveats` (what the figures
+leave out), `failures` (errors of compilers explained), `compile` (the compiler's figures), `side_by_side` (several
+steps in threads), `step_footprint` (all of it for a step), `xla_dump` (the footprint of a program that another process
+compiled).
 """
 
 from jaxckpt.compiler.compile import Compilation as Compilation, LoweredStep as LoweredStep, lower_flat as lower_flat

@@ -60,15 +60,24 @@ def dumped_program(folder: str | Path) -> bytes | None:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """The folder of the files; the end of the process deletes it."""
+def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
+
+
+def kernels_folder() -> Path:
+    """A folder for what compiles of this process know of kernels; the end of the process deletes it."""
+    return Path(_temporary().name)
+
+
+def is_gpu_without_device(target: Target) -> bool:
+    """True for an NVIDIA GPU that is not attached: there is nothing to tune kernels on."""
+    return target.compile_only and target.platform == "cuda"
 
 
 @contextmanager
 def quick_options(target: Target, name: str = "") -> Iterator[dict[str, object]]:
     """XLA options that spare work for a step on a target; none where the program might run."""
-    if not (target.compile_only and target.platform == "cuda"):
+    if not is_gpu_without_device(target):
         yield {}
         return
     with _free_file(target.facts) as file:
@@ -101,6 +110,6 @@ def _free_file(facts: Facts) -> Iterator[Path]:
         lock.acquire()
         locks.append(lock)
     try:
-        yield Path(_folder().name) / f"{list(_LENT).index(facts)}-{locks.index(lock)}.kernels"
+        yield kernels_folder() / f"{list(_LENT).index(facts)}-{locks.index(lock)}.kernels"
     finally:
         lock.release()

@@ -3,7 +3,7 @@
 On an NVIDIA GPU XLA fuses each matrix product with the elementwise ops around it into one Triton kernel. The autotuner
 then times this kernel against cuBLAS, where the elementwise ops have kernels of their own and their results are in
 memory. Without a device every product keeps its Triton kernel, so that a step may take more memory on the device than
-was compiled for it: 12 residual MLP blocks with gelu 1,128 MiB instead of 872 (docs/measured.md).
+was compiled for it.
 
 The rule (`FusedProduct.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory
 traffic, or if nothing is fused with it but a bias, which cuBLAS adds itself (docs/measured.md).
@@ -20,15 +20,14 @@ Read after `compile_options`. Source: xla/service/gpu/autotuning/autotune_cache_
 import base64
 import functools
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxckpt import _compat
 from jaxckpt._files import write_atomically
+from jaxckpt.compiler.compile_options import is_gpu_without_device, kernels_folder
 from jaxckpt.cost import Rates
 from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.memory import Kernel
@@ -43,9 +42,9 @@ _NEW_FORM = "xla_gpu_use_new_autotune_cache_format"
 _MODULES = ("*.after_autotuner.*.hlo.pb", "*.before_config_assignment.hlo.pb")
 """Dumps of the module with its products fused: jax 0.10.2 where it is asked for, 0.12.0.1 always."""
 _RESULTS = "*autotune_results.pbtxt"
-_OPERATION = re.compile(r"\S (\S+)\(")
-_OWN_OPERATIONS = frozenset({"parameter", "constant", "bitcast", "reshape", "transpose", "broadcast", "dot", "add"})
-"""Operations of products that need no kernel beside cuBLAS's, which adds a bias itself."""
+_NO_ARITHMETIC = frozenset({"parameter", "constant", "bitcast", "reshape", "transpose", "broadcast", "dot"})
+_BIAS = frozenset({"add"})
+"""Opcodes that need no kernel beside cuBLAS's."""
 _TRITON = b'"__triton_gemm"'
 _CUBLAS = "gemm { algorithm: -1 }"
 """A choice: cuBLAS by its own heuristics."""
@@ -55,16 +54,11 @@ _VERSION = re.compile(rf'device: "{_MARK}".*?version: (\d+)', re.DOTALL)
 
 def product_options(target: Target) -> tuple[tuple[str, object], ...]:
     """XLA options by which a compile without a device finds the choices; none for a target that chooses by itself."""
-    if not chooses_products(target):
+    if not is_gpu_without_device(target):
         return ()
     is_new = _compat.cuda_compiler_has_option(_NEW_FORM)
     by_version = (_NEW_FORM, False) if is_new else ("xla_dump_hlo_pass_re", "autotuner")
-    return ((_FOLDER, str(_folder())), (_LOADED, str(_marked_file())), by_version)
-
-
-def chooses_products(target: Target) -> bool:
-    """True for an NVIDIA GPU that is not attached."""
-    return target.compile_only and target.platform == "cuda"
+    return ((_FOLDER, str(kernels_folder())), (_LOADED, str(_marked_file())), by_version)
 
 
 def choose_products(dump: str | Path, target: Target) -> bool:
@@ -72,15 +66,12 @@ def choose_products(dump: str | Path, target: Target) -> bool:
 
     False also where XLA did not dump what tells how to write them.
     """
-    facts = target.facts
-    if not (chooses_products(target) and isinstance(facts, GpuFacts)):
-        return False
-    version = _version(Path(dump))
-    if version is None:
+    facts, version = target.facts, _version(Path(dump)) if is_gpu_without_device(target) else None
+    if version is None or not isinstance(facts, GpuFacts):
         return False
     device, rates = autotuner_device_name(facts), rates_from_facts(target.name, facts)
     products = (product for product in fused_products(Path(dump)) if product.is_library_product(rates))
-    files = {_folder() / choice_name(product.text, device, version) for product in products}
+    files = {kernels_folder() / choice_name(product.text, device, version) for product in products}
     missing = sorted(file for file in files if not file.exists())
     for file in missing:
         write_atomically(file, _CUBLAS.encode())
@@ -104,18 +95,36 @@ class FusedProduct(NamedTuple):
     Attributes:
       name: XLA's, unique in its module.
       work: FLOPs and traffic of the fused kernel.
-      text: The fused computation without names, which XLA hashes.
+      computation: The fused instructions.
     """
 
     name: str
     work: Kernel
-    text: str
+    computation: Computation
+
+    @property
+    def fused(self) -> frozenset[str]:
+        """Opcodes of what is computed beside the product and besides moving values about."""
+        return frozenset(instruction.opcode for instruction in self.computation.instructions) - _NO_ARITHMETIC
 
     def is_library_product(self, rates: Rates) -> bool:
         """True if cuBLAS takes it: it computes for longer than it waits for memory, or nothing but a bias is fused."""
-        if _OWN_OPERATIONS.issuperset(_OPERATION.findall(self.text)):
-            return True
-        return rates.is_library_product(self.work.matmul_flops, self.work.matmul_dtype, self.work.traffic_bytes)
+        work = self.work
+        return self.fused <= _BIAS or rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes)
+
+    @property
+    def text(self) -> str:
+        """The fused computation without names, which XLA hashes."""
+        computation = self.computation
+        module = HloModule(
+            name=computation.name,
+            computations=[computation],
+            entry_computation_id=computation.id,
+            host_program_shape=computation.program_shape,
+        )
+        for instruction in module.computations[0].instructions:
+            instruction.ClearField("metadata")  # else XLA warns that it refers to stack frames of another module
+        return _compat.canonical_hlo_text(module.SerializeToString())
 
 
 def fused_products(dump: Path) -> Iterator[FusedProduct]:
@@ -125,48 +134,19 @@ def fused_products(dump: Path) -> Iterator[FusedProduct]:
         for instruction in program.instructions.values():
             if instruction.opcode == "fusion" and _TRITON in instruction.backend_config:
                 kernel = Kernel(name=instruction.name, opcode=instruction.opcode)
-                text = _text(program.computations[instruction.called_computation_ids[0]])
-                yield FusedProduct(instruction.name, with_cost(kernel, program, instruction.id), text)
-
-
-def _text(computation: Computation) -> str:
-    """A fusion's computation without names, which XLA hashes."""
-    module = HloModule(
-        name=computation.name,
-        computations=[computation],
-        entry_computation_id=computation.id,
-        host_program_shape=computation.program_shape,
-    )
-    for instruction in module.computations[0].instructions:
-        instruction.ClearField("metadata")  # else XLA warns that it refers to stack frames of another module
-    return _compat.canonical_hlo_text(module.SerializeToString())
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    """Holds the choices of this process; the end of the process deletes it."""
-    return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-choices-", ignore_cleanup_errors=True)
-
-
-def _folder() -> Path:
-    return Path(_temporary().name)
+                computation = program.computations[instruction.called_computation_ids[0]]
+                yield FusedProduct(instruction.name, with_cost(kernel, program, instruction.id), computation)
 
 
 @functools.cache
 def _marked_file() -> Path:
     """A choice for a device that does not exist: what XLA makes of it shows the version."""
-    file = _folder() / "marked.txt"
+    file = kernels_folder() / "marked.txt"
     file.write_text(f'version: 3\nresults {{ device: "{_MARK}" hlo: "" result {{ {_CUBLAS} }} }}\n')
     return file
 
 
-_known_version: list[int] = []
-"""XLA's number, once it is known; empty until then."""
-
-
 def _version(dump: Path) -> int | None:
-    """XLA's number for the form of its choices, once a dump has shown it; None where none has."""
-    if not _known_version:
-        found = (_VERSION.search(file.read_text()) for file in dump.glob(_RESULTS))
-        _known_version.extend(int(match[1]) for match in found if match)
-    return _known_version[0] if _known_version else None
+    """XLA's number for the form of its choices, as a dump shows it; None where the dump does not."""
+    found = (_VERSION.search(file.read_text()) for file in dump.glob(_RESULTS))
+    return next((int(match[1]) for match in found if match), None)

@@ -102,7 +102,7 @@ class BufferLiveness:
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)
         self._read(at, kernel.reads)
-        if not self.graph.is_branched(step.loop):  # in a branch they are in the memory of the branch's results
+        if not self.graph.is_branched(step.loop):  # compiled branches take less; why is not known
             for instance in self.kernels.passes.together.get(at, ()):
                 self.deaths[instance] = max(self.deaths[instance], at)
         for instance in kernel.writes:

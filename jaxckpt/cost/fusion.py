@@ -29,7 +29,6 @@ counted equation by equation. These rules mark the values that are materialised,
 8. The kernel of a product goes on with an elementwise op that alone reads its result, and so on (the epilogue). The
    op's other operands are arguments, values that passed a barrier, broadcasts of these, and results of other products:
    XLA fuses matrix products before anything else. A product of few tiles has no epilogue: its sum is split instead.
-
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
    result at most a bias, a vector that is added to each row, and a relu. XLA splits the kernel that it had fused. The
    operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a kernel behind the

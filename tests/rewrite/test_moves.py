@@ -120,6 +120,7 @@ def test_the_compiler_puts_it_on_the_host_all_at_once():
     value_bytes = 8192 * 2048 * 4
     assert footprints["saved"].memory.most_host_bytes == footprints["again"].memory.most_host_bytes == 0
     assert footprints["sent"].memory.most_host_bytes == footprints["sent"].host_temp_bytes == 6 * value_bytes
+    assert footprints["sent"].memory.peak_bytes <= footprints["saved"].memory.peak_bytes - 2 * value_bytes
     assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 1.99 * value_bytes  # holes of kibibytes
 
 
