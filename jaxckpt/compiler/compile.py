@@ -22,6 +22,7 @@ from jaxckpt.compiler.compile_options import (
     AUTOTUNER,
     dump_options,
     dumped_program,
+    is_gpu_without_device,
     lacks_kernels,
     quick_options,
     require_autotuner,
@@ -83,20 +84,23 @@ class LoweredStep:
         started_s = time.perf_counter()
         temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
         with temporary as folder, quick_options(self.target, self.name) as quick, _explained(self.name, self.target):
-            options, dump = quick | dict(product_options(self.target)), f"{folder}/first"
-            executable = self._executable(options | dict(dump_options(dump)))
-            if choose_products(dump, self.target):
+            options, own = quick | dict(product_options(self.target)), dict(self.compiler_options)
+            # Choices are read from a dump of ours: a step with a folder of its own is compiled for that afterwards.
+            chooses = is_gpu_without_device(self.target)
+            first = {name: value for name, value in own.items() if not (chooses and name.startswith("xla_dump_"))}
+            dump = f"{folder}/first"
+            executable = self._executable(options | dict(dump_options(dump)), first)
+            if choose_products(dump, self.target) or first != own:
                 dump = f"{folder}/second"
-                executable = self._executable(options | dict(dump_options(dump)))
+                executable = self._executable(options | dict(dump_options(dump)), own)
             compile_s = self.lower_s + time.perf_counter() - started_s
             program = dumped_program(dump)
         return Compilation(
             footprint=self._footprint(executable, program, compile_s), executable=executable, program=program
         )
 
-    def _executable(self, options: dict[str, Any]) -> jax.stages.Compiled:
-        """The compiled step; with the autotuner where a kernel cannot be compiled without."""
-        own = dict(self.compiler_options)
+    def _executable(self, options: dict[str, Any], own: dict[str, Any]) -> jax.stages.Compiled:
+        """The step compiled with options, overridden by its own; with the autotuner where a kernel asks for it."""
         try:
             return self.lowered.compile(compiler_options=options | own)
         except jax.errors.JaxRuntimeError as error:
