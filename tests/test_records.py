@@ -185,11 +185,12 @@ def test_old_footprints_are_read():
     assert footprint.memory is not None and footprint.memory.temp_bytes == footprint.temp_bytes
 
 
-def test_old_calibrations_are_read_and_written_alike():
+def test_old_calibrations_are_read_and_written_alike_without_their_factors():
     calibration = load_calibration(OLD / "calibration.toml")
     assert calibration.matmul_flops_per_s == (("bfloat16", 7e14), ("float32", 3e14))
     assert (calibration.device_count, calibration.measured[0].count, len(calibration.measured)) == (8, 9, 2)
-    assert toml_from_calibration(calibration) == (OLD / "calibration.toml").read_text()
+    lines = (OLD / "calibration.toml").read_text().splitlines(keepends=True)
+    assert toml_from_calibration(calibration) == "".join(line for line in lines if not line.startswith("factors"))
 
 
 def test_old_fact_files_are_read():

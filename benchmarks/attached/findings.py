@@ -4,15 +4,16 @@ Arithmetic over the one file; nothing here is measured. What has no answer is No
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 from typing import Any
 
 from benchmarks.attached.planning import kernels_of_rows
 from benchmarks.attached.questions import AT_RULE, NONE, OFFLOAD, SAME_BUT_SAVED, is_ours
-from benchmarks.attached.regression import RateFit, TimedStep, calibration_from_fit, estimated_s, fit_rates
+from benchmarks.attached.regression import Errors, RateFit, TimedStep, calibration_from_fit, estimated_s, fit_rates
 from jaxckpt import Target
+from jaxckpt.calibration.rates import derived_rates
 from jaxckpt.cost import Rates
 from jaxckpt.machine import Calibration, calibration_from_toml
 
@@ -96,23 +97,31 @@ def failures(parts: Parts) -> Iterator[tuple[str, str]]:
 
 
 def calibration(parts: Parts) -> Calibration | None:
+    """The device's calibration, its rates derived anew from what was measured."""
     part = parts.get("calibration", {})
-    return calibration_from_toml(part["toml"], source="the result's calibration") if "toml" in part else None
+    if "toml" not in part:
+        return None
+    made = calibration_from_toml(part["toml"], source="the result's calibration")
+    return replace(made, **derived_rates(made.measured))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """Estimates of all timed steps by three kinds of rates, in the order of the steps.
+    """Estimates of all timed steps by four kinds of rates, in the order of the steps.
 
     Attributes:
       steps: What was timed.
-      shipped: By the rates that the package ships.
+      former: By the rates that the package shipped when the steps were timed.
+      shipped: By the rates that it ships now.
+      held_out: Errors of estimates of a model by shipped rates that were fitted again without the model.
       calibrated: By those that were measured of the device; empty where they were not.
       fit: Corrected by the steps themselves; None where there are none.
     """
 
     steps: tuple[TimedStep, ...]
+    former: tuple[float, ...]
     shipped: tuple[float, ...]
+    held_out: Errors
     calibrated: tuple[float, ...]
     fit: RateFit | None
 
@@ -125,16 +134,28 @@ class Estimates:
 def estimates(parts: Parts) -> Estimates:
     """Estimates of what was timed, by all rates that are known."""
     steps = tuple(step for row in rows(parts) if (step := row.step) is not None)
-    shipped = tuple(row.measured["step_s"] for row in rows(parts) if row.step is not None)
-    rates = calibrated_rates(parts)
+    former = tuple(row.measured["step_s"] for row in rows(parts) if row.step is not None)
+    known, rates = shipped_rates(parts), calibrated_rates(parts)
+    shipped = () if known is None else tuple(estimated_s(step.kernels, known) for step in steps)
+    held_out = fit_rates(steps, known).held_out if known and steps else Errors(relative=())
     if rates is None:
-        return Estimates(steps=steps, shipped=shipped, calibrated=(), fit=None)
+        return Estimates(steps=steps, former=former, shipped=shipped, held_out=held_out, calibrated=(), fit=None)
     return Estimates(
         steps=steps,
+        former=former,
         shipped=shipped,
+        held_out=held_out,
         calibrated=tuple(estimated_s(step.kernels, rates) for step in steps),
         fit=fit_rates(steps, rates) if steps else None,
     )
+
+
+def shipped_rates(parts: Parts) -> Rates | None:
+    """The device's rates as the package ships them; None for a device that is in no fact file."""
+    try:
+        return Target(parts.get("device", {}).get("kind", "")).rates
+    except LookupError:
+        return None
 
 
 def calibrated_rates(parts: Parts) -> Rates | None:
@@ -256,6 +277,7 @@ def verdicts(parts: Parts) -> Iterator[tuple[str, str, bool | None]]:
     )
     found = estimates(parts)
     for name, estimated in (
+        ("former", found.former),
         ("shipped", found.shipped),
         ("calibrated", found.calibrated),
         ("fitted", found.fitted),

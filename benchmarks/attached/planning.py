@@ -25,7 +25,6 @@ from benchmarks.attached.questions import (
     is_marked,
     is_ours,
 )
-from benchmarks.attached.regression import seconds_by_class
 from benchmarks.attached.store import Store
 from benchmarks.attached.strangers import RULES
 from benchmarks.frontier import NAMED, peak_by_role
@@ -90,7 +89,7 @@ def planned(planner: Planner | None, version: str, file: Path, *, budget: float 
     """A plan, kept in a file, and what is predicted of it; of "none" the step as it is."""
     assert planner is not None
     if version == NONE:
-        return figures(planner.unplanned, planner.target) | of_model(planner, planner.solver.empty_plan)
+        return figures(planner.unplanned) | of_model(planner, planner.solver.empty_plan)
     plan = made_plan(planner, version, budget)
     assert plan.footprint is not None
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))
@@ -98,7 +97,7 @@ def planned(planner: Planner | None, version: str, file: Path, *, budget: float 
     more = {"budget_bytes": plan.budget_bytes, "notes": list(plan.notes), "attempts": len(plan.attempts)}
     offloaded = [each for each in plan.described if isinstance(plan.decisions[each.value], Offload)]
     more["offloaded_bytes"] = sum(each.size_bytes for each in offloaded)
-    return figures(plan.footprint, planner.target) | of_model(planner, plan) | more
+    return figures(plan.footprint) | of_model(planner, plan) | more
 
 
 def made_plan(planner: Planner, version: str, budget: float | None) -> Plan:
@@ -134,7 +133,7 @@ def compiled_by_hand(group: Group, version: str, target: Target) -> dict[str, An
     """A version that people write, compiled."""
     made = group.step(version)
     with named(version):
-        return figures(footprint(made.step, *made.args, target=target, donate_argnums=made.donate_argnums), target)
+        return figures(footprint(made.step, *made.args, target=target, donate_argnums=made.donate_argnums))
 
 
 def named(version: str) -> AbstractContextManager[None]:
@@ -142,7 +141,7 @@ def named(version: str) -> AbstractContextManager[None]:
     return naming() if BY_HAND.get(version) == NAMED else nullcontext()
 
 
-def figures(made: Footprint, target: Target) -> dict[str, Any]:
+def figures(made: Footprint) -> dict[str, Any]:
     """What is compared of a compiled step."""
     found: dict[str, Any] = {
         "total_bytes": made.total_bytes,
@@ -158,7 +157,6 @@ def figures(made: Footprint, target: Target) -> dict[str, Any]:
     }
     if made.memory is not None:
         found["peak_by_role"] = peak_by_role(made.memory)
-        found["seconds_by_class"] = seconds_by_class(made.memory.kernels, target.rates)
     return found
 
 

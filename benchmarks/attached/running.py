@@ -95,7 +95,7 @@ def measured(
             compiler_options=options,
         )
     compiled = time.perf_counter()
-    found = figures(compilation.footprint, target)
+    found = figures(compilation.footprint)
     program = store.file("programs", group.model, f"{version}{'' if tuned else '-untuned'}.txt.gz")
     program.write_bytes(gzip.compress(compilation.executable.as_text().encode()))
     if compilation.footprint.memory is not None:

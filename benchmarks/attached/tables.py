@@ -50,7 +50,8 @@ def readme_sentences(data: Mapping[str, Any] | None) -> str:
     text = (
         f"{len(away)} versions of {models} steps were timed on one {data['parts']['device']['device_kind']}"
         f" ({data['made_with']['date']}). Estimated seconds differ from measured ones by {median(away):.0%} in the"
-        f" median. Of two versions of a step the faster one was estimated to be faster in {right} of {pairs} pairs."
+        f" median, and by {found.held_out.median:.0%} for a model to which the rates were not fitted."
+        f" Of two versions of a step the faster one was estimated to be faster in {right} of {pairs} pairs."
     )
     return "\n".join([*textwrap.wrap(text, 120), ""])
 
@@ -168,26 +169,34 @@ def seconds_table(parts: Parts) -> Iterator[str]:
     lines = []
     for i, (row, step) in enumerate(zip(timed, found.steps, strict=True)):
         without = (row.predicted.get("predicted_s"), row.predicted.get("step_s"))
-        by_rates = (each[i] if each else None for each in (found.shipped, found.calibrated, found.fitted))
+        by_rates = (each[i] if each else None for each in (found.former, found.shipped, found.calibrated, found.fitted))
         estimated = [
             "" if each is None else f"{1e3 * each:.2f} ({each / step.measured_s - 1:+.0%})"
             for each in (*without, *by_rates)
         ]
         lines.append((step.name, f"{1e3 * step.measured_s:.2f}", *estimated))
-    heads = (">planner's model", ">compiled without the device", ">with it", ">calibrated", ">fitted")
+    heads = (">planner's model", ">compiled without the device", ">former", ">shipped", ">calibrated", ">fitted")
     return table(("step", ">measured, ms", *heads), lines)
 
 
 def fit_table(parts: Parts) -> Iterator[str]:
-    fit = findings.estimates(parts).fit
+    found = findings.estimates(parts)
+    fit = found.fit
     if fit is None:
         return
-    yield from table(("kernels", ">times the calibrated roofline"), [(k, f"{v:.2f}") for k, v in fit.factors.items()])
+    by_source = {"shipped": findings.shipped_rates(parts), "calibrated": findings.calibrated_rates(parts)}
+    lines = [
+        (source, f"{1e-12 * rates.memory_bandwidth_bytes_per_s:.2f}", f"{1e6 * rates.launch_s:.2f}")
+        for source, rates in {**by_source, "fitted": fit.rates}.items()
+        if rates is not None
+    ]
+    yield from table(("rates", ">memory, TB/s", ">launch, us"), lines)
     yield ""
     yield (
-        f"Median error {fit.before.median:.1%} before and {fit.after.median:.1%} after, worst {fit.before.worst:+.1%}"
-        f" and {fit.after.worst:+.1%}; of models that the fit has not seen {fit.held_out.median:.1%}, worst"
-        f" {fit.held_out.worst:+.1%}."
+        f"Calibrated rates: median error {fit.before.median:.1%} before the fit and {fit.after.median:.1%} after, worst"
+        f" {fit.before.worst:+.1%} and {fit.after.worst:+.1%}; of models that the fit has not seen"
+        f" {fit.held_out.median:.1%}, worst {fit.held_out.worst:+.1%}. Shipped rates, of such models:"
+        f" {found.held_out.median:.1%}, worst {found.held_out.worst:+.1%}."
     )
 
 

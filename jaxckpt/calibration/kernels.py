@@ -142,60 +142,23 @@ def matmul(speeds: Speeds, dtype: str, rows: int, depth: int, width: int) -> Pro
     )
 
 
-def _passes(
-    speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, passes: float, link: ChainLink, start: Any = None
-) -> Probe:
-    """A probe of kernels that are bound by memory, by how many times they go over an array."""
-    size_bytes = shape[0] * shape[1] * jnp.dtype(dtype).itemsize
-    return Probe(
-        what=what,
-        detail=f"{dtype} {shape[0]} x {shape[1]}",
-        unit="bytes/s",
-        work=passes * size_bytes,
-        guess_s=passes * size_bytes / speeds.bytes_per_s,
-        link=link,
-        start=start or (lambda: random_array(shape, dtype)),
-    )
-
-
-def _sum(speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, change: ChainLink = lambda x: x) -> Probe:
-    """Two arrays into one, the first of them changed."""
+def elementwise(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Two arrays into one: what most kernels of a training step do."""
 
     def link(carried: Any) -> Any:
         x, y = carried
-        return change(x) * 0.5 + y, y
+        return x * 0.5 + y, y
 
-    return _passes(
-        speeds, what, shape, dtype, 3, link, lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1))
+    size_bytes = 3.0 * shape[0] * shape[1] * jnp.dtype(dtype).itemsize
+    return Probe(
+        what="elementwise",
+        detail=f"{dtype} {shape[0]} x {shape[1]}",
+        unit="bytes/s",
+        work=size_bytes,
+        guess_s=size_bytes / speeds.bytes_per_s,
+        link=link,
+        start=lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1)),
     )
-
-
-def _reduction(speeds: Speeds, what: str, shape: tuple[int, int], *, axis: int) -> Probe:
-    """Means of float32 along an axis."""
-
-    def link(carried: Any) -> Any:
-        x, means = carried
-        return x, jnp.mean(x * jnp.expand_dims(means, axis), axis) + 1.0
-
-    def start() -> Any:
-        return random_array(shape, "float32"), jnp.ones(shape[1 - axis], "float32")
-
-    return _passes(speeds, what, shape, "float32", 1, link, start)
-
-
-def scatter(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """Rows added into a table, as in the gradient of an embedding: updates read, the table's rows read and written."""
-    rows = max(1, shape[0] // 4)
-
-    def link(carried: Any) -> Any:
-        table, places, rows_ = carried
-        return table.at[places].add(rows_), places, rows_
-
-    def start() -> Any:
-        places = np.random.default_rng(1).integers(0, shape[0], rows)
-        return random_array(shape, dtype), jnp.asarray(places), random_array((rows, shape[1]), dtype, 0.01)
-
-    return _passes(speeds, "scatter", (rows, shape[1]), dtype, 3, link, start)
 
 
 def vector(speeds: Speeds, shape: tuple[int, int]) -> Probe:
@@ -225,18 +188,11 @@ def probes(speeds: Speeds, *, small: bool) -> Iterator[Probe]:
     sides = (64, 128) if small else (8192, 4096)
     yield launch()
     yield matmul(speeds, "bfloat16", *[sides[0]] * 3)
-    yield _sum(speeds, "elementwise", shape, "float32")  # what most kernels of a training step do
+    yield elementwise(speeds, shape, "float32")
     yield matmul(speeds, "bfloat16", *[sides[1]] * 3)
     for sizes in () if small else ((8192, 768, 3072), (2048, 2048, 2048), (1024, 1024, 1024)):
         yield matmul(speeds, "bfloat16", *sizes)
     yield matmul(speeds, "float32", *[sides[1]] * 3)
-    yield _passes(speeds, "copy", shape, "float32", 2, lambda x: jnp.flip(x, 0))  # computes nothing
-    yield _sum(speeds, "elementwise", shape, "bfloat16")
-    yield _reduction(speeds, "reduce rows", shape, axis=1)  # along the fast axis, as in normalisations
-    yield _reduction(speeds, "reduce columns", shape, axis=0)  # along the slow one, as in the gradients of biases
-    yield _sum(speeds, "transpose", shape, "bfloat16", jnp.transpose)  # without a sum XLA would change the layout alone
-    yield scatter(speeds, shape, "float32")
+    yield elementwise(speeds, shape, "bfloat16")
     yield vector(speeds, (shape[0] // 4, shape[1]))
-    # One pass in and one out are counted: a softmax takes three where the compiler makes several kernels of it.
-    yield _passes(speeds, "softmax", shape, "bfloat16", 2, lambda x: jax.nn.softmax(x * 2.0, axis=-1))
     yield matmul(speeds, "float16", *[sides[1]] * 3)

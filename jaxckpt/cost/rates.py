@@ -44,14 +44,12 @@ class Rates:
       matmul_flops_per_s: Pairs of dtype name and dense matrix FLOP/s, a multiply-add being two. "float8" stands
         for every float8 format.
       vector_flops_per_s: float32 FLOP/s outside the matrix units.
-      memory_bandwidth_bytes_per_s: Device memory, reads and writes together.
+      memory_bandwidth_bytes_per_s: Device memory, reads and writes together, as kernels of training steps reach it.
       host_bandwidth_bytes_per_s: Between device and host memory, one direction.
-      launch_s: Seconds that a kernel costs before it works.
+      launch_s: Seconds that a kernel takes besides its arithmetic or traffic: its start, and filling the device.
       memory_bytes: What one program can have of the device's memory.
       matmul_ramp_flops: FLOPs that a device could have done while a matrix product fills and drains it: what makes
         small products slower than their size.
-      factors: Pairs of a class of kernels ("reduction") and how many times its roofline it takes, as measured; see
-        `jaxckpt.hlo.class_of`.
       has_product_library: True if the compiler leaves matrix products that wait for no memory to a library, whose
         kernels compute nothing besides (cuBLAS); see `is_library_product`.
       link_bandwidth_bytes_per_s: What one device gets from others, of one mesh axis; 0 where nobody knows: then an
@@ -64,8 +62,8 @@ class Rates:
       ...     launch_s=1e-6, memory_bytes=2**37)
       >>> rates.matmul("float16"), rates.matmul("float8_e4m3fn"), rates.matmul("float64")
       (800000000000000.0, 800000000000000.0, 50000000000000.0)
-      >>> rates.matmul_s(1.6e12, "bfloat16"), rates.factor("reduction")
-      (0.002, 1.0)
+      >>> rates.matmul_s(1.6e12, "bfloat16")
+      0.002
     """
 
     name: str
@@ -76,7 +74,6 @@ class Rates:
     launch_s: float
     memory_bytes: int
     matmul_ramp_flops: float = 0.0
-    factors: tuple[tuple[str, float], ...] = ()
     has_product_library: bool = False
     link_bandwidth_bytes_per_s: float = 0.0
     source: str = ""
@@ -110,10 +107,6 @@ class Rates:
         return (
             self.has_product_library and flops / self.matmul(dtype) > traffic_bytes / self.memory_bandwidth_bytes_per_s
         )
-
-    def factor(self, kernels: str) -> float:
-        """How many times its roofline a class of kernels takes; 1 where nothing was measured of it."""
-        return dict(self.factors).get(kernels, 1.0)
 
     def exchange_s(self, size_bytes: float) -> float:
         """Seconds in which one device gets so many bytes from others, its own memory's traffic included; no launch."""
@@ -163,5 +156,4 @@ def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
 def _matrix_s(graph: Graph, op: Op, rates: Rates) -> float:
     if not op.flops or not op.reads:
         return 0.0
-    kernels = "convolution" if op.primitive.startswith("conv_general") else "matmul"
-    return rates.factor(kernels) * rates.matmul_s(op.flops, graph.values[op.reads[0]].dtype)
+    return rates.matmul_s(op.flops, graph.values[op.reads[0]].dtype)

@@ -24,8 +24,6 @@ from jaxckpt.hlo.memory import (
 from jaxckpt.hlo.origin import origin_of as origin_of
 from jaxckpt.hlo.read import memory_from_hlo as memory_from_hlo, parse_hlo as parse_hlo, reconcile as reconcile
 from jaxckpt.hlo.seconds import (
-    CLASSES as CLASSES,
-    class_of as class_of,
     hiding as hiding,
     kernel_s as kernel_s,
     roofline_s as roofline_s,

@@ -1,7 +1,6 @@
 """Estimated seconds of a compiled program on a device: kernels by roofline, copies to and from the host by queueing.
 
-Each kernel takes the longer of its arithmetic and its traffic, times the measured factor of its class (`Rates.factors`,
-all 1 where nothing was measured), and a launch. The estimate assumes:
+Each kernel takes the longer of its arithmetic and its traffic, and a launch. The estimate assumes:
 
 1. Kernels run one after the other.
 2. Collectives take the time of the links between devices of one host.
@@ -32,35 +31,6 @@ _WAITS = (
     *("all-reduce-done", "all-gather-done", "collective-permute-done"),
 )
 
-CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
-"""All classes of `class_of`."""
-_BY_NAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("scatter", ("scatter", "gather"), ("gather", "scatter-add")),
-    ("reduction", ("reduce",), ("reduce_",)),
-    ("transpose", ("transpose",), ()),
-)
-"""Classes by words in the names of kernels, or by the first letters of the primitive."""
-
-
-def class_of(kernel: Kernel) -> str:
-    """The class of a kernel, of `CLASSES`: kernels of a class miss their roofline by much the same factor.
-
-    "transpose" is for whatever only moves values about, "scatter" for gathers too, "library" for calls whose arithmetic
-    could not be read.
-
-    Example:
-      >>> class_of(Kernel(name="input_reduce_fusion.3", opcode="fusion", op="reduce_sum"))
-      'reduction'
-    """
-    if kernel.matmul_flops:
-        return "convolution" if kernel.op.startswith("conv_general") else "matmul"
-    if not kernel.is_priced:
-        return "library"
-    for name, words, primitives in _BY_NAME:
-        if any(word in kernel.name for word in words) or kernel.op.startswith(primitives):
-            return name
-    return "transpose" if kernel.opcode == "copy" else "elementwise"
-
 
 def roofline_s(kernel: Kernel, rates: Rates) -> float:
     """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic."""
@@ -78,7 +48,7 @@ def kernel_s(kernel: Kernel, rates: Rates) -> float:
     """Seconds of one run of a kernel."""
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
-    return rates.launch_s + rates.factor(class_of(kernel)) * roofline_s(kernel, rates)
+    return rates.launch_s + roofline_s(kernel, rates)
 
 
 def step_s(memory: MemoryMap, rates: Rates) -> float:

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxckpt.calibration.links import hidden_share
-from jaxckpt.calibration.rates import derived_rates, ramp_and_rate
+from jaxckpt.calibration.rates import STEP_BANDWIDTH, STEP_LAUNCH, derived_rates, ramp_and_rate
 from jaxckpt.machine import Measured
 
 RATE, RAMP, LAUNCH = 8e14, 3e9, 2e-6
@@ -33,12 +33,11 @@ def test_products_that_grow_faster_than_their_work_have_no_ramp():
     assert ramp_and_rate([1e9, 1e12], [1e-6, 2e-3])[0] == 0.0
 
 
-def test_factors_say_how_much_slower_bytes_of_a_class_are():
-    figures = [("elementwise", 4e12), ("elementwise", 4.2e12), ("reduce rows", 2e12), ("reduce columns", 2.1e12)]
-    found = derived_rates([bandwidth(*each) for each in (*figures, ("scatter", 1e9))])
-    assert found["memory_bandwidth_bytes_per_s"] == pytest.approx(4.1e12)
-    assert dict(found["factors"])["reduction"] == pytest.approx(2.0)
-    assert dict(found["factors"])["scatter"] == 10.0, "a factor has its bounds"
+def test_kernels_of_a_step_are_slower_than_those_of_the_measurement():
+    found = derived_rates([bandwidth("elementwise", 4e12), bandwidth("elementwise", 4.2e12)])
+    assert found["memory_bandwidth_bytes_per_s"] == pytest.approx(STEP_BANDWIDTH * 4.1e12)
+    found = derived_rates([Measured(what="launch", detail="", value=LAUNCH, unit="s")])
+    assert found["launch_s"] == pytest.approx(STEP_LAUNCH * LAUNCH)
 
 
 def test_the_link_is_as_fast_as_its_slower_way_and_half_of_both():

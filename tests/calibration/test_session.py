@@ -38,7 +38,7 @@ def test_a_saved_calibration_is_loaded_by_targets(made, tmp_path):
     rates = jaxckpt.Target("attached", calibrated=path).rates
     assert rates.matmul("bfloat16") == dict(made.matmul_flops_per_s)["bfloat16"]
     assert rates.launch_s == made.launch_s and rates.source == made.source
-    assert jaxckpt.Target(f"cpu@{path}").rates.factors == made.factors
+    assert jaxckpt.Target(f"cpu@{path}").rates.launch_s == made.launch_s
 
 
 def test_a_plan_uses_the_calibrated_rates(made, tmp_path):

@@ -25,7 +25,6 @@ H200 = Calibration(
     matmul_ramp_flops=2e9,
     memory_bandwidth_bytes_per_s=4e12,
     launch_s=2e-6,
-    factors=(("reduction", 1.5),),
     measured=(Measured(what="launch", detail="x", value=2e-6, unit="s", spread=0.1, count=9),),
 )
 rate = st.floats(1e-9, 1e18, allow_nan=False)
@@ -44,7 +43,6 @@ text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size
         seconds=st.floats(0, 1e6),
         versions=st.dictionaries(text, text, max_size=3).map(lambda d: tuple(d.items())),
         matmul_flops_per_s=st.dictionaries(text, rate, max_size=3).map(lambda d: tuple(d.items())),
-        factors=st.dictionaries(text, rate, max_size=3).map(lambda d: tuple(d.items())),
         launch_s=st.none() | rate,
         measured=st.lists(
             st.builds(Measured, what=text, detail=text, value=rate, unit=text, spread=rate, count=st.integers(1, 9)),
@@ -61,7 +59,7 @@ def test_measured_rates_replace_those_of_the_datasheet():
     plain = Target("h200").rates
     assert rates.matmul("bfloat16") == rates.matmul("float16") == 7e14
     assert rates.matmul("float8_e4m3fn") == 1.4e15, "scaled with bfloat16"
-    assert rates.launch_s == 2e-6 and rates.factor("reduction") == 1.5 and rates.source == "one H200"
+    assert rates.launch_s == 2e-6 and rates.source == "one H200"
     assert rates.host_bandwidth_bytes_per_s == plain.host_bandwidth_bytes_per_s
     assert rates.memory_bytes == plain.memory_bytes
 
@@ -115,7 +113,6 @@ def test_an_unknown_device_has_rates_once_fully_calibrated():
         ("form = 'other'", "form = 'other'"),
         ("launch_s = -1.0", "launch_s = -1.0 should be a number above 0"),
         ("colour = 'red'", "colour is no key"),
-        ("factors = { reduction = 'much' }", "factors.reduction = 'much' should be a number above 0"),
         ("[[measured]]\nwhat = 'x'", "measured 1: detail is missing: a text"),
         ("= 3", "no TOML"),
     ],
