@@ -20,12 +20,16 @@ from itertools import accumulate, chain
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
-_SMALL, _SMALL_ON_MESH = 1 / 64, 1 / 16
-"""A gradient of at most this share of the arrays that it is computed from is written and read again by its update for
-next to nothing: about 3% of the traffic of its product, which may hand it on in registers without a barrier.
+_SMALL, _SMALL_ON_MESH = 1 / 64, 1.0
+"""A gradient of at most this share of the arrays that it is computed from passes barriers.
 
-On several devices XLA postpones more products, to run them beside collectives: at 1/64 blocks of `shard_map` took 346
-MiB, at 1/16 262 (jax 0.10.2). On one device larger shares only take time: 0.6% of a step of residual MLPs at 1/16."""
+1/64: it is written and read again by its update for next to nothing, about 3% of the traffic of its product, which may
+hand it on in registers without a barrier. On one device larger shares only take time: 0.6% of a step of residual MLPs
+at 1/16.
+
+On several devices XLA's latency-hiding scheduler postpones products of gradients to the end of the backward, to run
+them beside collectives, and all recomputed values with them: eight residual MLPs on eight GPUs took 3,872 MiB as
+written, 2,208 with `jax.checkpoint` on each, and with all of these gradients behind barriers 1,232 (jax 0.12)."""
 
 
 class GradAccumulators:
@@ -34,7 +38,7 @@ class GradAccumulators:
     The same for all plans of a graph: ask for them with `Graph.once`.
 
     Attributes:
-      passing: These values, and gradients that `finished_between` has.
+      passing: These values, and gradients that `finished_at` has.
     """
 
     def __init__(self, graph: Graph):
@@ -43,15 +47,20 @@ class GradAccumulators:
         written = [v for op in graph.ops if _makes_addends(op) for v in op.writes]
         readers = ((v, graph.readers[v]) for v in written)
         self._producer = graph.producer
-        self._finished = tuple(filter(None, (_small_gradient(graph, v) for v in written)))
-        self._finished_by = [self._written_by(views[0]) for views in self._finished]
-        """For each small gradient the op that computes it, ascending."""
+        finished = list(filter(None, (_small_gradient(graph, v) for v in written)))
+        self._finished: dict[bool, list[list[int]]] = {
+            summed: [
+                views for views in finished if bool(graph.ops[self._written_by(views[0])].exchange_bytes) is summed
+            ]
+            for summed in (False, True)
+        }
+        """Small gradients with their views, apart those that are summed over devices; by the op that computes them."""
         self._added = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
         """For each of these values, in the order in which they are written, the op that adds it, its only reader."""
         self._order = tuple(self._added)
         self._last_added = tuple(accumulate((self._products[by] for by in self._added.values()), max))
         """For each of them the most matrix products before the addition of one of those up to it."""
-        self.passing = frozenset((*chain.from_iterable(self._finished), *self._added))
+        self.passing = frozenset((*chain.from_iterable(finished), *self._added))
 
     def live_at(self, op: int) -> list[int]:
         """Values computed before an op that are added only behind the next matrix product after it."""
@@ -63,15 +72,26 @@ class GradAccumulators:
                 live.append(order[at])
         return live[::-1]
 
-    def finished_between(self, first: int, last: int) -> list[int]:
-        """Small gradients of weights that ops from `first` to before `last` compute.
+    def finished_at(self, reader: int, *, last: int, before_last: int) -> list[int]:
+        """Small gradients of weights that pass a barrier: all that are computed before it and passed none so far.
+
+        Those that are summed over devices pass one barrier later, so that the sum can run beside what is in between.
 
         A gradient is transposed where it is computed, and only the transposed array is read later: the last view that
-        is written before the op `last` is given. XLA drops operands of a barrier that nobody reads behind it.
+        is written before the barrier is given. XLA drops operands of a barrier that nobody reads behind it.
+
+        Args:
+          reader: The op whose operands are recomputed behind the barrier.
+          last: That of the barrier before, 0 if there was none.
+          before_last: That of the barrier before that one.
         """
-        begin, end = (bisect_left(self._finished_by, op) for op in (first, last))
-        finished = self._finished[begin:end]
-        return [[v for v in views if self._written_by(v) < last][-1] for views in finished]
+        found = [*self._computed(before_last, last, summed=True), *self._computed(last, reader, summed=False)]
+        return [[v for v in views if self._written_by(v) < reader][-1] for views in found]
+
+    def _computed(self, first: int, end: int, *, summed: bool) -> list[list[int]]:
+        by_op = self._finished[summed]
+        begin, stop = (bisect_left(by_op, op, key=lambda views: self._written_by(views[0])) for op in (first, end))
+        return by_op[begin:stop]
 
     def _written_by(self, value: int) -> int:
         return self._producer[value] or 0

@@ -115,8 +115,8 @@ class Recomputation:
         self._unopened: dict[tuple[int, int, int | None], dict[int, list[int]]] = {}
         """By stage, visit and body, for each value that is recomputed in a group which is not open yet, the group."""
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
-        self._finished_before = 0
-        """The op before which all small gradients have passed a barrier (rule 9)."""
+        self._last_readers = 0, 0
+        """The readers of the last two barriers that small gradients passed (rule 9), the earlier one first."""
         self._renamed_for: set[int] = set()
         """Ops whose barrier passed the value in memory that their own operands are made of."""
         self._passed_weights: dict[int, int] = {}
@@ -335,8 +335,9 @@ class Recomputation:
 
     def _sums_passing(self, reader: int) -> list[int]:
         """Running sums, and small gradients that pass no barrier before, computed before an op (rule 9)."""
-        finished = self.accumulators.finished_between(self._finished_before, reader)
-        self._finished_before = max(reader, self._finished_before)
+        before_last, last = self._last_readers
+        self._last_readers = last, max(reader, last)
+        finished = self.accumulators.finished_at(reader, last=last, before_last=before_last)
         return [*finished, *self.accumulators.live_at(reader)]
 
     def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:
