@@ -30,7 +30,7 @@ SHARE = 0.5
 CHOSEN_SHARES = (0.5, 0.3, 0.25, 0.235)
 """The same, with and without shards that the planner chooses."""
 PLAIN = (("xla_gpu_enable_latency_hiding_scheduler", False),)
-"""Without it XLA's scheduler starts recomputation early, to hide exchanges behind it, whatever that takes."""
+"""Without the scheduler that hides exchanges, whatever that takes, XLA orders kernels for least memory."""
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -144,22 +144,19 @@ def attention(x: Any, each: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--partition", action="store_true", help="partitions alone; the rest as it is kept")
-    parser.add_argument("--chosen", action="store_true", help="partitions that the planner chooses; the rest as kept")
-    parser.add_argument("--bodies", action="store_true", help="blocks in shard_map; the rest as it is kept")
-    parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
-    asked = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "layouts": lambda: {name: of_layout(name, layout) for name, layout in LAYOUTS.items()},
         "partition": partitions,
         "chosen": chosen,
         "bodies": bodies,
     }
-    alone = {name for name in ("partition", "chosen", "bodies") if getattr(asked, name)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=parts, default=(), help="parts to make; the rest as kept")
+    parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
+    asked = parser.parse_args()
     if not asked.tables:
-        kept = read("meshes") if alone else {}
-        made = {name: make() if name in (alone or parts) else kept[name] for name, make in parts.items()}
+        kept = read("meshes") if asked.only else {}
+        made = {name: make() if name in (asked.only or parts) else kept[name] for name, make in parts.items()}
         keep("meshes", made)
     tables = {
         "layouts": layout_table(read("meshes")["layouts"]),
@@ -171,9 +168,9 @@ def main() -> None:
 
 
 def of_layout(name: str, layout: Layout) -> dict[str, Any]:
-    """The step as it is, with `jax.checkpoint` on each block, and planned; with and without XLA's scheduler."""
+    """The step as it is, with `jax.checkpoint` on each block, with and without XLA's scheduler, and planned with it."""
     step, args = step_over(layout)
-    planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
+    planner = Planner(step, *args, target=TARGET, max_compiles=3)
     found: dict[str, Any] = {"about": layout.about, "as written": row(planner, planner.solver.empty_plan)}
     for called, options in {"scheduler on": (), "scheduler off": PLAIN}.items():
         by_hand, _ = step_over(layout, remat=True)
@@ -183,13 +180,23 @@ def of_layout(name: str, layout: Layout) -> dict[str, Any]:
             "temp_bytes": compiled.temp_bytes,
             "step_s": compiled.step_s,
         }
-    label = f"**jaxckpt**, {SHARE:.0%}"
-    try:
-        plan = planner.plan(budget=SHARE)
-        found[label] = {"budget_bytes": plan.budget_bytes, **row(planner, plan)}
-    except InfeasibleBudgetError as error:
-        found[label] = {"minimum_bytes": error.minimum_bytes}
+    found |= planned(planner, {f"**jaxckpt**, {SHARE:.0%}": SHARE})
+    found["**jaxckpt**, the smallest"] = row(planner, planner.smallest().plan)
     print(name, found, flush=True)
+    return found
+
+
+def planned(planner: Planner, budgets: Mapping[str, float]) -> dict[str, Any]:
+    """A row for each budget."""
+    found = {}
+    for label, budget in budgets.items():
+        try:
+            plan = planner.plan(budget=budget)
+        except InfeasibleBudgetError as error:
+            found[label] = {"minimum_bytes": error.minimum_bytes}
+        else:
+            found[label] = {"budget_bytes": plan.budget_bytes, **row(planner, plan)}
+        print(label, found[label], flush=True)
     return found
 
 
@@ -272,27 +279,18 @@ DEEP, WIDER, LONGER, FEWER = 4, 2048, 2048, 4
 def bodies() -> dict[str, Any]:
     """Tensor parallelism of eight, each block in `shard_map`: as written, with `jax.checkpoint`, and planned."""
     step, args = step_by_hand()
-    planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
+    planner = Planner(step, *args, target=TARGET, max_compiles=3)
     found: dict[str, Any] = {"as written": row(planner, planner.solver.empty_plan)}
     by_hand, _ = step_by_hand(remat=True)
-    compiled = jaxckpt.footprint(by_hand, *args, target=TARGET, compiler_options=PLAIN)
+    compiled = jaxckpt.footprint(by_hand, *args, target=TARGET)
     found["`jax.checkpoint` on each block"] = {
         "total_bytes": compiled.total_bytes,
         "temp_bytes": compiled.temp_bytes,
         "step_s": compiled.step_s,
         "collectives": collectives(compiled),
     }
-    asked = {f"**jaxckpt**, {SHARE:.0%}": SHARE}
-    asked[f"**jaxckpt**, in {format_bytes(compiled.total_bytes)}"] = compiled.total_bytes
-    for label, budget in asked.items():
-        try:
-            plan = planner.plan(budget=budget)
-        except InfeasibleBudgetError as error:
-            found[label] = {"minimum_bytes": error.minimum_bytes}
-        else:
-            found[label] = {"budget_bytes": plan.budget_bytes, **row(planner, plan)}
-        print(label, found[label], flush=True)
-    return found
+    by_hand_label = f"**jaxckpt**, in {format_bytes(compiled.total_bytes)}"
+    return found | planned(planner, {f"**jaxckpt**, {SHARE:.0%}": SHARE, by_hand_label: compiled.total_bytes})
 
 
 def step_by_hand(*, remat: bool = False) -> tuple[Any, tuple[Any, ...]]:

@@ -275,6 +275,9 @@ class ScheduleKernels:
         self, at: int, op: Op, step: Run, reads: SourceBytes, written: Sequence[int], arithmetic_s: float
     ) -> float:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
+        if parts_bytes := self.arithmetic.parts_bytes[op.id]:
+            result_bytes = self.graph.values[op.writes[0]].size_bytes
+            traffic_bytes += parts_bytes - result_bytes
         kernel = at
         is_epilogue = not self.fusion.epilogue_ends.isdisjoint(written)
         if op.id in self.fusion.rules.loops and not is_epilogue and not self.fusion.holds_rows(step):
@@ -286,6 +289,8 @@ class ScheduleKernels:
             kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
         if padding_bytes := self.arithmetic.padding_bytes[op.id]:
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
+        if parts_bytes:
+            kernel_s += self.rates.kernel_s(parts_bytes + result_bytes)
         self.passes.write(at, kernel, op, written)
         if op.exchange_bytes:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))

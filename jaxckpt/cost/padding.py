@@ -28,6 +28,10 @@ _ADDITION = 4.9
 products that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
 
 
+_PART_ITEMSIZE = 4
+"""Parts are summed in float32 at least."""
+
+
 def sums_padded_parts(graph: Graph, op: Op) -> bool:
     """True for a product that is summed in parts, over a length that they do not divide (rule 2)."""
     lengths = _matrix_lengths(graph, op)
@@ -49,6 +53,15 @@ def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
     at_once = max(1.0, _BLOCKS / prod(ceil(length / _TILE) for length in free))
     added = _ADDITION * max(1.0, prod(free) / _TILE**2)
     return min(_PARTS, key=lambda parts: contracted / min(parts, at_once) + added * parts)
+
+
+def parts_bytes(graph: Graph, op: Op) -> int:
+    """Bytes of the parts of a sum that a product is split into (rule 2), which a kernel behind it adds up; else 0."""
+    lengths = _matrix_lengths(graph, op)
+    if lengths is None or (parts := parts_of_sum(*lengths)) == 1:
+        return 0
+    elements = graph.elements(op.writes[0])
+    return parts * elements * max(_PART_ITEMSIZE, graph.values[op.writes[0]].size_bytes // elements)
 
 
 def padding_bytes(graph: Graph, op: Op) -> int:

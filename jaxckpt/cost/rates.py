@@ -14,7 +14,7 @@ Source: Williams et al. 2009 (roofline).
 
 from dataclasses import dataclass
 
-from jaxckpt.cost.padding import padding_bytes
+from jaxckpt.cost.padding import padding_bytes, parts_bytes
 from jaxckpt.ir import Graph, Kind, Op
 
 _WIDER = {
@@ -127,12 +127,14 @@ class ArithmeticCosts:
       matrix_s: What it needs of the matrix units, or, for an op with a body, of whatever its FLOPs run on.
       padding_bytes: What a contraction takes for operands whose lengths its kernels cannot do: they are copied into
         longer arrays.
+      parts_bytes: What a contraction writes that is summed in parts: all of them, before another kernel adds them up.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
     """
 
     vector_s: tuple[float, ...]
     matrix_s: tuple[float, ...]
     padding_bytes: tuple[int, ...]
+    parts_bytes: tuple[int, ...]
     unpriced: tuple[str, ...]
 
 
@@ -142,6 +144,7 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         padding_bytes=tuple(padding_bytes(graph, op) for op in graph.ops),
+        parts_bytes=tuple(parts_bytes(graph, op) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt import Planner
-from jaxckpt.cost.padding import padding_bytes, parts_of_sum, sums_padded_parts
+from jaxckpt.cost.padding import padding_bytes, parts_bytes, parts_of_sum, sums_padded_parts
 from jaxckpt.ir import Phase
 from tests.cost.test_epilogues import needs_gpu_target, spec
 from tests.graphs import Builder
@@ -43,6 +43,23 @@ def test_xla_makes_as_many_parts(rows, dtype):
     planner = Planner(step, spec(384, 128, dtype=dtype), spec(rows, 384, dtype=dtype), target="h200")
     shapes = [buffer.shape for buffer in planner.unplanned.memory.buffers]
     assert any(set(shape) >= {parts_of_sum(rows, (384, 128)), 384, 128} for shape in shapes)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(8192, 512), (32_768, 256), (16_384, 128), (4096, 256)])
+def test_parts_are_written_in_float32_and_read_again(rows, width, dtype):
+    def step(w, x):
+        return jax.grad(lambda w: jnp.square(x @ w).sum())(w)
+
+    planner = Planner(step, spec(width, width, dtype=dtype), spec(rows, width, dtype=dtype), target="h200")
+    graph = planner.graph
+    product = next(op for op in graph.ops if op.primitive == "dot_general" and op.phase is Phase.BACKWARD)
+    result_bytes = graph.values[product.writes[0]].size_bytes
+    (added,) = (
+        k for k in planner.unplanned.memory.kernels if "reduce" in k.name and k.traffic_bytes > 2 * result_bytes
+    )
+    assert parts_bytes(graph, product) + result_bytes == added.traffic_bytes
 
 
 @needs_gpu_target
