@@ -243,10 +243,15 @@ class SimpleRules(Generator):
         return 1.0 if is_trusted else pool.limits.rules_order
 
     def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """The rules; what XLA makes of one says little of the seconds of others."""
+        """The rules, as fast as the compiled plan that is fastest compared with its prediction.
+
+        What XLA makes of one rule says little of the seconds of others. That all plans are slower than predicted is
+        known once a rule was compiled too.
+        """
         error = pool.error(self)
+        slowdown = min(map(pool.slowdown, pool.compiled)) if pool.of(self) else pool.least_slowdown
         for plan in pool.planner.simple_rules:
-            yield pool.expected(plan, self, error)._replace(step_s=pool.least_slowdown * plan.predicted.step_s)
+            yield pool.expected(plan, self, error)._replace(step_s=slowdown * plan.predicted.step_s)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans fit if the model predicts too much by more than it was off for others."""

@@ -338,5 +338,8 @@ def test_a_plan_much_too_slow_is_compared_with_another_cut(monkeypatch, planner,
     )
     plan = planner.plan(budget=planner.fixed_bytes + liked.predicted.temp_bytes)
     assert len(plan.attempts) <= (2 if slower == 1.0 else planner.options.max_compiles)
-    assert (plan.stages == liked.stages) == (slower == 1.0)
+    if slower == 1.0:  # a rule may cut the step elsewhere and take the same time
+        assert plan.predicted.step_s == pytest.approx(liked.predicted.step_s, rel=1e-9)
+    else:
+        assert plan.stages != liked.stages
     assert plan.footprint.total_bytes <= plan.budget_bytes
