@@ -229,7 +229,7 @@ def test_a_chunked_vocabulary_head_compiles_to_a_fraction(chunks, share):
         jaxckpt.footprint(jax.grad(f, argnums=(0, 2)), *HEAD_ARGS, target="h200") for f in (cross_entropy, made)
     )
     assert in_chunks.temp_bytes <= share * whole.temp_bytes
-    assert in_chunks.step_s <= 1.5 * whole.step_s
+    assert in_chunks.step_s <= 1.6 * whole.step_s  # the logits again, and sums of the weight's gradient
 
 
 def deep_step(weights, head, x, labels):
