@@ -61,8 +61,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
 9. A sum of gradients that the backward adds to behind later products passes the barriers of stages on its way (see
    `passing`). A compiler would postpone all additions, and keep their operands. So does the gradient of a
-   weight that is small against what it is computed of. A gradient that is summed over devices passes the barrier
-   of the next stage but one, so that the sum can run beside the stage in between.
+   weight that is small against what it is computed of. A gradient that is summed over devices passes one barrier
+   later, so that the sum can run beside what is in between.
 
 10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`); those of a clone
     wait for the barrier of the clones.
