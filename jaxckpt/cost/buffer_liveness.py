@@ -9,6 +9,8 @@ A buffer lives from the kernel that writes it to the last kernel that reads it, 
 4. Results of loops that share a kernel are there together: the first lives at least until the last.
 5. Zeros that a scatter adds to are kept from the first scatter to the last one that begins with zeros of that size and
    type, unless they wait for something: a compiler makes them once.
+6. What the product of a weight's gradient reads lives until the gradient passes a barrier, if it is summed over
+   devices: XLA postpones such products, to run the sums beside other kernels.
 
 The clock runs along, since the order in a step matters to it: slices of stacks are copied where a kernel needs them in
 memory, then the kernel runs, then it waits for what it reads and is still on its way. Seconds that steps take for what
@@ -23,11 +25,35 @@ from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.regions import END, STACK
-from jaxckpt.schedule import Barrier, Move, Run
+from jaxckpt.schedule import Barrier, Move, Run, Schedule
+from jaxckpt.schedule.passing import GradAccumulators
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _RETURN_TUPLES = frozenset({"conv_general_dilated", STACK, END})
 """Ops whose results are elements of tuples: cuDNN returns its scratch too, a loop all of its results."""
+
+
+class PostponedProducts:
+    """Products of gradients of weights that are summed over devices (rule 6)."""
+
+    def __init__(self, graph: Graph, schedule: Schedule):
+        self._summed = graph.once(GradAccumulators).summed
+        self._origin = schedule.origin
+        self._operands: dict[int, SourceBytes] = {}
+        """For each gradient in memory, or view of one, what the kernels that make it read."""
+
+    def run(self, kernel: StepKernel) -> None:
+        """A kernel runs, the product of a gradient perhaps."""
+        for instance in kernel.writes:
+            if self._origin[instance] in self._summed:
+                operands = dict(kernel.reads)
+                for source in kernel.reads:
+                    operands.update(self._operands.get(source, {}))
+                self._operands[instance] = operands
+
+    def pass_barrier(self, buffer: int) -> SourceBytes:
+        """Operands that a compiler may read as late as where a buffer passes a barrier for the first time."""
+        return self._operands.pop(buffer, {})
 
 
 class BufferLiveness:
@@ -60,6 +86,7 @@ class BufferLiveness:
         """Zeros that scatters add to, the first of each size and type."""
         self.storing: dict[int, int] = {}
         """Instances on their way to the host, each with what it is copied from."""
+        self.postponed = PostponedProducts(graph, kernels.schedule) if graph.mesh else None
         self.last_iteration: dict[int, Span] = {}
         """For each instance that is stored an iteration later what the last iteration has made."""
 
@@ -102,6 +129,8 @@ class BufferLiveness:
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)
         self._read(at, kernel.reads)
+        if self.postponed is not None:
+            self.postponed.run(kernel)
         if not self.graph.is_branched(step.loop):  # compiled branches take less; why is not known
             for instance in self.kernels.passes.together.get(at, ()):
                 self.deaths[instance] = max(self.deaths[instance], at)
@@ -161,11 +190,14 @@ class BufferLiveness:
             if self.graph.loops:
                 self._copy_slices(at, read)
             self._read(at, sources)
+            if self.postponed is not None:
+                for source in sources:
+                    self._read(at, self.postponed.pass_barrier(source))
             if read in self.kernels.on_link:
                 self.clock.pass_on(read, write)
-                source = self.storing.pop(read, None)
-                if source is not None and not is_store:
-                    self.storing[write] = source
+                stored = self.storing.pop(read, None)
+                if stored is not None and not is_store:
+                    self.storing[write] = stored
 
     def _move(self, at: int, step: Move) -> None:
         """A copy to the host or back, or a shard that is cut or gathered, outside of loops or in one."""

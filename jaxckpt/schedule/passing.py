@@ -39,6 +39,7 @@ class GradAccumulators:
 
     Attributes:
       passing: These values, and gradients that `finished_at` has.
+      summed: Those of these gradients that are summed over devices.
     """
 
     def __init__(self, graph: Graph):
@@ -60,6 +61,7 @@ class GradAccumulators:
         self._order = tuple(self._added)
         self._last_added = tuple(accumulate((self._products[by] for by in self._added.values()), max))
         """For each of them the most matrix products before the addition of one of those up to it."""
+        self.summed = frozenset(chain.from_iterable(self._finished[True]))
         self.passing = frozenset((*chain.from_iterable(finished), *self._added))
 
     def live_at(self, op: int) -> list[int]:

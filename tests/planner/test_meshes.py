@@ -97,3 +97,4 @@ def test_products_of_gradients_do_not_wait_for_the_end_of_the_backward():
     by_hand_bytes = footprint(by_hand, weights, x, target="h200:8").temp_bytes
     plan = planner.plan(budget=1.0, strategy="layers")
     assert plan.footprint.temp_bytes < 0.75 * by_hand_bytes
+    assert 0.9 < plan.predicted.total_bytes / plan.footprint.total_bytes < 1.3  # XLA may postpone less than we count

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("no_local_search")
 
 WIDTH, LAYERS, ROWS = 256, 8, 4096
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-BUDGET = 16 * 2**20
-"""Ten of it for temporaries: too little for the eight results of 2 MiB, enough for shards of them."""
+BUDGET = 18 * 2**20
+"""Twelve of it for temporaries: too little for the eight results of 2 MiB, enough for shards of them."""
 BOTH = ("recompute", "partition")
 
 
