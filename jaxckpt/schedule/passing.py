@@ -29,7 +29,7 @@ at 1/16.
 
 On several devices XLA's latency-hiding scheduler postpones products of gradients to the end of the backward, to run
 them beside collectives, and what they read is in memory until then: a tensor-parallel transformer took 926 MiB with
-`jax.checkpoint` on each block, and takes 591 with all of these gradients behind barriers (`benchmarks.meshes`)."""
+`jax.checkpoint` on each block, and takes 548 with all of these gradients behind barriers (`benchmarks.meshes`)."""
 
 
 class GradAccumulators:
