@@ -21,7 +21,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
-from benchmarks.meshes import SHARE, collectives, made_with
+from benchmarks.meshes import SHARE, collectives, made_line
 from benchmarks.models import TrainingStep, gpt2, llama
 from benchmarks.models.blocks import Remat, as_written, rematerialised
 from benchmarks.record import keep, read
@@ -246,7 +246,7 @@ def table() -> str:
             f" | {took['solve_s']:.1f} s | {took['compile_s']:.1f} s ({took['compiles']})"
             f" | {format_bytes(took['peak_resident_bytes'])} |"
         )
-    return "\n".join([*lines, "", made_with(result)])
+    return "\n".join([*lines, "", made_line(result["made_with"])])
 
 
 if __name__ == "__main__":

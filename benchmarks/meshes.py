@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
-from benchmarks.record import keep, read
+from benchmarks.record import keep, made_with, read
 from benchmarks.tables import ROOT, write
 from jaxckpt import Footprint, InfeasibleBudgetError, Planner, Policy
 from jaxckpt._units import format_bytes
@@ -157,12 +157,13 @@ def main() -> None:
     if not asked.tables:
         kept = read("meshes") if asked.only else {}
         made = {name: make() if name in (asked.only or parts) else kept[name] for name, make in parts.items()}
-        keep("meshes", made)
+        dates = kept.get("parts_made_with", {}) | dict.fromkeys(asked.only or parts, made_with())
+        keep("meshes", {"parts_made_with": dates, **made})
     tables = {
-        "layouts": layout_table(read("meshes")["layouts"]),
+        "layouts": layout_table("layouts", read("meshes")["layouts"]),
         "partition": partition_table(),
         "chosen": chosen_table(),
-        "bodies": layout_table({"shard_map": read("meshes")["bodies"]}),
+        "bodies": layout_table("bodies", {"shard_map": read("meshes")["bodies"]}),
     }
     write(ROOT / "docs" / "meshes.md", {f"meshes {name}": table for name, table in tables.items()})
 
@@ -344,9 +345,8 @@ def block_of_device(x: Any, each: Any) -> Any:
 ### Tables
 
 
-def layout_table(layouts: Mapping[str, Any]) -> str:
+def layout_table(part: str, layouts: Mapping[str, Any]) -> str:
     """One row a layout and plan."""
-    result = read("meshes")
     lines = [
         "| layout | | compiled total | predicted | estimated step | collectives in the program |",
         "|---|---|---:|---:|---:|---|",
@@ -364,7 +364,7 @@ def layout_table(layouts: Mapping[str, Any]) -> str:
                 f"| `{name}` | {called} | {format_bytes(there['total_bytes'])} | {off}"
                 f" | {1e3 * there['step_s']:.2f} ms | {told} |"
             )
-    return "\n".join([*lines, "", made_with(result)])
+    return "\n".join([*lines, "", made_line(read("meshes")["parts_made_with"][part])])
 
 
 def partition_table() -> str:
@@ -380,7 +380,7 @@ def partition_table() -> str:
             f"| {label} | {there['kept']} | {format_bytes(there['temp_bytes'])} | {_host(there['host_bytes'])}"
             f" | {1e3 * there['step_s']:.2f} ms | {there['collectives'].get('all-gather', 0)} |"
         )
-    return "\n".join([*lines, "", made_with(result)])
+    return "\n".join([*lines, "", made_line(result["parts_made_with"]["partition"])])
 
 
 def _host(size_bytes: int) -> str:
@@ -409,12 +409,11 @@ def chosen_table() -> str:
                 f"| {share} | {called} | {there['shards']} | {format_bytes(there['total_bytes'])} | {off:+.1%}"
                 f" | {1e3 * there['step_s']:.2f} ms | {1e3 * there['predicted_s']:.2f} ms |"
             )
-    return "\n".join([*lines, "", made_with(result)])
+    return "\n".join([*lines, "", made_line(result["parts_made_with"]["chosen"])])
 
 
-def made_with(result: Mapping[str, Any]) -> str:
-    """The versions, and when."""
-    made = result["made_with"]
+def made_line(made: Mapping[str, Any]) -> str:
+    """The versions, and when, of a record of `benchmarks.record`."""
     return f"jax {made['versions']['jax']}, {made['date']}.\n"
 
 

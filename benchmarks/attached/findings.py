@@ -135,18 +135,18 @@ def estimates(parts: Parts) -> Estimates:
     """Estimates of what was timed, by all rates that are known."""
     steps = tuple(step for row in rows(parts) if (step := row.step) is not None)
     former = tuple(row.measured["step_s"] for row in rows(parts) if row.step is not None)
-    known, rates = shipped_rates(parts), calibrated_rates(parts)
-    shipped = () if known is None else tuple(estimated_s(step.kernels, known) for step in steps)
-    held_out = fit_rates(steps, known).held_out if known and steps else Errors(relative=())
-    if rates is None:
-        return Estimates(steps=steps, former=former, shipped=shipped, held_out=held_out, calibrated=(), fit=None)
+    shipped, calibrated = shipped_rates(parts), calibrated_rates(parts)
+
+    def by(rates: Rates | None) -> tuple[float, ...]:
+        return () if rates is None else tuple(estimated_s(step.kernels, rates) for step in steps)
+
     return Estimates(
         steps=steps,
         former=former,
-        shipped=shipped,
-        held_out=held_out,
-        calibrated=tuple(estimated_s(step.kernels, rates) for step in steps),
-        fit=fit_rates(steps, rates) if steps else None,
+        shipped=by(shipped),
+        held_out=fit_rates(steps, shipped).held_out if shipped and steps else Errors(relative=()),
+        calibrated=by(calibrated),
+        fit=fit_rates(steps, calibrated) if calibrated and steps else None,
     )
 
 

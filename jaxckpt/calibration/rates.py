@@ -47,10 +47,11 @@ def derived_rates(measured: Sequence[Measured]) -> dict[str, Any]:
     by_what: dict[str, list[Measured]] = {}
     for each in measured:
         by_what.setdefault(each.what, []).append(each)
-    if "launch" in by_what:
-        found["launch_s"] = STEP_LAUNCH * by_what["launch"][0].value
+    launch_s = by_what["launch"][0].value if "launch" in by_what else 0.0
+    if launch_s:
+        found["launch_s"] = STEP_LAUNCH * launch_s
     if "matmul" in by_what:
-        found |= _matmul(by_what["matmul"], found.get("launch_s", 0.0) / STEP_LAUNCH)
+        found |= _matmul(by_what["matmul"], launch_s)
     if "vector" in by_what:
         found["vector_flops_per_s"] = by_what["vector"][0].value
     if "elementwise" in by_what:

@@ -1,9 +1,9 @@
-"""Operands of matrix products that XLA copies into longer arrays, because of the lengths that its kernels need.
+"""Writes of matrix products besides their results: operands copied into longer arrays, and parts of a split sum.
 
 1. Matrix units load several elements at once: all lengths of a product are multiples of `_ALIGNED`.
 2. A product with a small result and a long sum, such as the gradient of a weight, is summed in parts (split K), since
    one block of threads a tile would not keep the device busy. The sum's length is a multiple of the number of parts,
-   each of which begins at a multiple of `_ALIGNED_BYTES`. 200,000 rows become 200,192.
+   each of which begins at a multiple of `_ALIGNED_BYTES`. 200,000 rows become 200,192. Another kernel adds the parts.
 
 What is copied is in memory: the kernel of the product cannot compute it of what it loads.
 """
@@ -26,8 +26,6 @@ _PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ADDITION = 4.9
 """To add up one part more of one block's result takes as long as so many steps of its sum. With this number all of 17
 products that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
-
-
 _PART_ITEMSIZE = 4
 """Parts are summed in float32 at least."""
 

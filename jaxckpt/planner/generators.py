@@ -61,6 +61,11 @@ class Generator(ABC):
         """Plans of little memory, for a budget that no plan met so far."""
         return ()
 
+    def slowdown(self, pool: "CandidatePool") -> float:
+        """Expected seconds over predicted ones: those of the generator's last plan."""
+        own = pool.of(self)
+        return pool.slowdown(own[-1]) if own else pool.least_slowdown
+
 
 @dataclass(eq=False, slots=True)
 class CandidatePool:
@@ -116,14 +121,10 @@ class CandidatePool:
         return ModelError(self.of(generator), otherwise_bytes=max(0, least_bytes))
 
     def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
-        """A plan with its corrected prediction.
-
-        Seconds are off by as much as those of the generator's last plan were.
-        """
+        """A plan with its corrected prediction."""
         predicted = plan.predicted
-        own = [self.slowdown(compiled) for compiled in self.of(generator)]
         total_bytes = predicted.total_bytes + error.at(predicted.total_bytes)
-        return Candidate(plan, total_bytes, (own[-1] if own else self.least_slowdown) * predicted.step_s)
+        return Candidate(plan, total_bytes, generator.slowdown(self) * predicted.step_s)
 
     @property
     def least_slowdown(self) -> float:
@@ -242,16 +243,17 @@ class SimpleRules(Generator):
         is_trusted = pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan))
         return 1.0 if is_trusted else pool.limits.rules_order
 
-    def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """The rules, as fast as the compiled plan that is fastest compared with its prediction.
+    def slowdown(self, pool: CandidatePool) -> float:
+        """That of the compiled plan which is fastest compared with its prediction.
 
         What XLA makes of one rule says little of the seconds of others. That all plans are slower than predicted is
         known once a rule was compiled too.
         """
+        return min(map(pool.slowdown, pool.compiled)) if pool.of(self) else pool.least_slowdown
+
+    def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
         error = pool.error(self)
-        slowdown = min(map(pool.slowdown, pool.compiled)) if pool.of(self) else pool.least_slowdown
-        for plan in pool.planner.simple_rules:
-            yield pool.expected(plan, self, error)._replace(step_s=slowdown * plan.predicted.step_s)
+        return (pool.expected(plan, self, error) for plan in pool.planner.simple_rules)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans fit if the model predicts too much by more than it was off for others."""

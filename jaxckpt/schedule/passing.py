@@ -48,21 +48,17 @@ class GradAccumulators:
         written = [v for op in graph.ops if _makes_addends(op) for v in op.writes]
         readers = ((v, graph.readers[v]) for v in written)
         self._producer = graph.producer
-        finished = list(filter(None, (_small_gradient(graph, v) for v in written)))
-        self._finished: dict[bool, list[list[int]]] = {
-            summed: [
-                views for views in finished if bool(graph.ops[self._written_by(views[0])].exchange_bytes) is summed
-            ]
-            for summed in (False, True)
-        }
-        """Small gradients with their views, apart those that are summed over devices; by the op that computes them."""
+        self._finished: dict[bool, list[list[int]]] = {True: [], False: []}
+        """Small gradients with their views, by whether they are summed over devices; ascending by their ops."""
+        for views in filter(None, (_small_gradient(graph, v) for v in written)):
+            self._finished[bool(graph.ops[self._written_by(views[0])].exchange_bytes)].append(views)
         self._added = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
         """For each of these values, in the order in which they are written, the op that adds it, its only reader."""
         self._order = tuple(self._added)
         self._last_added = tuple(accumulate((self._products[by] for by in self._added.values()), max))
         """For each of them the most matrix products before the addition of one of those up to it."""
         self.summed = frozenset(chain.from_iterable(self._finished[True]))
-        self.passing = frozenset((*chain.from_iterable(finished), *self._added))
+        self.passing = self.summed.union(chain.from_iterable(self._finished[False]), self._added)
 
     def live_at(self, op: int) -> list[int]:
         """Values computed before an op that are added only behind the next matrix product after it."""
