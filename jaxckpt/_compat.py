@@ -213,6 +213,23 @@ def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:
     return tuple(used)
 
 
+def set_argument_memories(lowered: jax.stages.Lowered, memory_kinds: Sequence[str | None]) -> None:
+    """Writes memory kinds of a lowered step's arguments where XLA reads them; None stands for the device's own.
+
+    jax leaves them out for devices that know no memories, as compile-only ones. jax 0.10.2, 0.12.0.1.
+    """
+    from jaxlib.mlir import ir
+
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
+        named = [{each.name: each.attr for each in ir.DictAttr(one)} for one in main.attributes["arg_attrs"]]
+        for attributes, kind in zip(named, memory_kinds, strict=True):
+            if kind is not None:
+                attributes["mhlo.memory_kind"] = ir.StringAttr.get(kind)
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(list(map(ir.DictAttr.get, named)))
+
+
 ### Tracing and rewriting. Callers: jaxckpt.program, outline, trace, rewrite. Canaries: tests/trace/test_internals.py.
 
 

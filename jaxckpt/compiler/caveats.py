@@ -10,10 +10,8 @@ offloads can be computed again for nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
-
-import jax
 
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap, Space, Use
@@ -24,28 +22,19 @@ CPU_CAVEATS = (
     "XLA's CPU backend leaves temporaries out of its reported peak.",
 )
 CONVOLUTION_CAVEAT = "cuDNN's convolutions were chosen without the device: their workspaces are counted as 0 bytes."
-HOST_ARGUMENT_CAVEAT = (
-    "Arguments in host memory are counted as device memory: compile-only devices have no memory kinds in jax."
-)
 UNUSED_CAVEAT = "Arguments that the step never reads are not counted; see unused_argument_bytes."
 HOST_OPTION = "xla_gpu_enable_host_memory_offloading"
 
-_HOST_KINDS = ("pinned_host", "unpinned_host")
 _CONSTANT = re.compile(r" = ([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]+)\]\S* constant\(")
 _CONVOLUTION = '"__cudnn$conv'
 
 
-def caveats_of(
-    text: str, target: Target, specs: Sequence[jax.ShapeDtypeStruct], figures: Mapping[str, int]
-) -> Iterator[str]:
-    """Caveats of the figures of a program with this text, compiled for arguments of these types."""
+def caveats_of(text: str, target: Target, figures: Mapping[str, int]) -> Iterator[str]:
+    """Caveats of the figures of a program with this text."""
     if target.platform == "cpu":
         yield from CPU_CAVEATS
     if target.platform == "cuda" and target.compile_only and chooses_convolutions(text):
         yield CONVOLUTION_CAVEAT
-    on_host = any(getattr(spec.sharding, "memory_kind", None) in _HOST_KINDS for spec in specs)
-    if on_host and not figures["host_argument_bytes"]:
-        yield HOST_ARGUMENT_CAVEAT
     if figures["unused_argument_bytes"]:
         yield UNUSED_CAVEAT
 

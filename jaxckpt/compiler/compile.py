@@ -29,7 +29,7 @@ from jaxckpt.compiler.compile_options import (
 )
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
-from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, target_mesh_of_step
+from jaxckpt.compiler.placement import memory_kind, mesh_of_target, place, place_sharding, target_mesh_of_step
 from jaxckpt.compiler.product_kernels import choose_products, product_options
 from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.machine import Target
@@ -59,7 +59,6 @@ class LoweredStep:
       traced: As jax traced it.
       lowered: As jax lowered it.
       lower_s: Seconds that both took.
-      specs: The arguments as they were given.
       placed: The arguments on the target.
       donated: Indices of arguments whose memory the step may reuse.
     """
@@ -69,7 +68,6 @@ class LoweredStep:
     traced: jax.stages.Traced
     lowered: jax.stages.Lowered
     lower_s: float
-    specs: tuple[jax.ShapeDtypeStruct, ...]
     placed: tuple[jax.ShapeDtypeStruct, ...]
     donated: frozenset[int]
     compiler_options: tuple[tuple[str, Any], ...]
@@ -135,7 +133,7 @@ class LoweredStep:
             jax_version=jax.__version__,
             plugin_version=target.compiler_version,
             compiler_options=self.compiler_options,
-            caveats=(*caveats_of(text, target, self.specs, figures), *problems),
+            caveats=(*caveats_of(text, target, figures), *problems),
             undonated=undonated,
             step_s=seconds,
             memory=memory,
@@ -167,24 +165,41 @@ def lower_flat(
     started_s = time.perf_counter()
     with mesh_of_target(target), _explained(called, target):
         placed = place(specs, target)
-        jitted = _jit_flat(function, target, donated, out_shardings, called)
+        kinds = [memory_kind(spec.sharding) if target.compile_only else None for spec in specs]
+        jitted = _jit_flat(_in_memories(function, kinds), target, donated, out_shardings, called)
         traced = jitted.trace(*placed)
         on_own_mesh = place(specs, target, own=target_mesh_of_step(traced.jaxpr, target))
         if on_own_mesh != placed:
             placed, traced = on_own_mesh, jitted.trace(*on_own_mesh)
         lowered = traced.lower()
+        if any(kinds):
+            _compat.set_argument_memories(lowered, list(itertools.compress(kinds, _compat.read_arguments(traced))))
     return LoweredStep(
         name=called,
         target=target,
         traced=traced,
         lowered=lowered,
         lower_s=time.perf_counter() - started_s,
-        specs=tuple(specs),
         placed=placed,
         donated=donated,
         compiler_options=tuple(compiler_options),
         argument_paths=tuple(argument_paths),
     )
+
+
+def _in_memories(function: Callable[..., Sequence[Any]], kinds: Sequence[str | None]) -> Callable[..., Sequence[Any]]:
+    """The function for arguments in memories of these kinds; None stands for the device's own.
+
+    jax drops the kind from shardings over devices that know no memories. The types of arguments would not say that they
+    are on the host, and jax would leave out the copies from there.
+    """
+    if not any(kinds):
+        return function
+
+    def on_host(leaf: Any, kind: str | None) -> Any:
+        return leaf if kind is None else jax.device_put(leaf, jax.memory.Space.Host)
+
+    return lambda *leaves: function(*map(on_host, leaves, kinds))
 
 
 def _jit_flat(

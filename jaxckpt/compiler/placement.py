@@ -6,7 +6,7 @@ what lies nowhere or on one device is left to jax, as it does for arrays that ar
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import jax
 import jax.extend.core as jex
@@ -53,7 +53,7 @@ def place_sharding(
     if sharding is None:
         return lone
     if len(sharding.device_set) == 1:
-        kind = _unusual_memory(sharding)
+        kind = memory_kind(sharding)
         return lone.with_memory_kind(kind) if lone is not None and kind else lone
     if _lies_on(target, sharding):
         return sharding
@@ -94,7 +94,7 @@ def _place_named(sharding: NamedSharding, target: Target, own: Mesh | None) -> N
         return sharding
     else:
         placed = _place_mesh(mesh, target)
-    kind = _unusual_memory(sharding) if isinstance(mesh, Mesh) else None
+    kind = memory_kind(sharding) if isinstance(mesh, Mesh) else None
     return NamedSharding(placed, sharding.spec, memory_kind=kind)
 
 
@@ -116,14 +116,14 @@ def _lies_on(target: Target, sharding: Sharding) -> bool:
     )
 
 
-def _unusual_memory(sharding: Sharding) -> str | None:
+def memory_kind(sharding: Sharding | None) -> str | None:
     """The memory that a sharding names, unless it is the one its devices use anyway."""
-    kind = sharding.memory_kind
-    if kind is None:
+    kind = getattr(sharding, "memory_kind", None)
+    if kind is None or sharding is None:
         return None
-    device = next(iter(sharding.device_set))
-    try:
-        usual = device.default_memory().kind
-    except RuntimeError:  # compile-only devices: UNIMPLEMENTED
-        usual = "device"
+    usual = "device"
+    if not isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        device = next(iter(sharding.device_set))
+        with suppress(RuntimeError):  # compile-only devices: UNIMPLEMENTED
+            usual = device.default_memory().kind
     return None if kind == usual else kind

@@ -177,11 +177,30 @@ def test_offloaded_results_lie_on_the_host(h200, f32):
     assert made.host_bytes == made.host_output_bytes == 256 * 256 * 4
 
 
-def test_host_arguments_are_counted_on_the_device_with_a_caveat(h200):
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_host_arguments_are_on_the_host(h200, is_returned):
     state = jax.device_put(jnp.ones((256, 256)), jax.memory.Space.Host)
-    made = footprint(lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, state, target=h200)
-    assert made.argument_bytes == 256 * 256 * 4
-    assert made.caveats == (caveats.HOST_ARGUMENT_CAVEAT,)
+
+    def step(x):
+        moved = jax.device_put(x, jax.memory.Space.Device) @ jnp.ones((256, 256))
+        return jax.device_put(moved, jax.memory.Space.Host) if is_returned else moved
+
+    made = footprint(step, state, target=h200, donate_argnums=(0,) if is_returned else ())
+    assert made.host_argument_bytes == 256 * 256 * 4
+    assert made.argument_bytes == 0
+    assert made.host_alias_bytes == (256 * 256 * 4 if is_returned else 0)
+    assert made.output_bytes == (0 if is_returned else 256 * 256 * 4)
+    assert made.caveats == ()
+
+
+def test_host_arguments_on_a_mesh(h200x8, f32):
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("data"), memory_kind="pinned_host")
+    made = footprint(
+        lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, f32(256, 1024, sharding=rows), target=h200x8
+    )
+    assert made.host_argument_bytes == MIB // 8
+    assert made.argument_bytes == 0
 
 
 def test_convolutions_are_flagged_as_counted_too_low(h200, f32):
