@@ -47,16 +47,21 @@ def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_comp
     with _LOCK:
         if isinstance(topology, LocalTopology):
             return _local_devices(topology, called)
-        require_compiler(facts.platform, target=called)
-        try:
-            match topology, facts:
-                case GpuTopology(), GpuFacts():
-                    return _gpu_devices(target_config(facts), topology)
-                case TpuTopology(), TpuFacts():
-                    return _tpu_devices(topology, facts.chip_name, facts.chip_config_name)
-        except RuntimeError as error:  # which JaxRuntimeError is
-            raise _refused(topology, facts, called, error) from error
-        raise AssertionError("a topology is of the platform of its facts")
+        return _compile_only_devices(topology, facts, called)
+
+
+@functools.cache  # a planner asks for each argument of each plan, and reading the versions of packages takes 2 ms
+def _compile_only_devices(topology: Topology, facts: Facts, called: str) -> tuple[_compat.Device, ...]:
+    require_compiler(facts.platform, target=called)
+    try:
+        match topology, facts:
+            case GpuTopology(), GpuFacts():
+                return _gpu_devices(target_config(facts), topology)
+            case TpuTopology(), TpuFacts():
+                return _tpu_devices(topology, facts.chip_name, facts.chip_config_name)
+    except RuntimeError as error:  # which JaxRuntimeError is
+        raise _refused(topology, facts, called, error) from error
+    raise AssertionError("a topology is of the platform of its facts")
 
 
 @functools.cache
