@@ -149,6 +149,7 @@ class FusionAnalysis:
         products, epilogues = rules.products.with_epilogues, rules.products.epilogues
         views, given = rules.products.views, rules.products.given
         library, library_epilogues = rules.products.library, rules.products.library_epilogues
+        several_batch_axes, repeating = rules.products.several_batch_axes, rules.products.repeating
         plain, loaded_operands = rules.products.plain, rules.products.loaded_operands
         readers = [0] * len(size_bytes)
         for step in steps:
@@ -163,6 +164,8 @@ class FusionAnalysis:
         before, ends, of_library = set[int](), set[int](), self.library_results
         applied, plain_results = set[int](), set[int]()
         """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
+        batched = set[int]()
+        """Results of products with several batch axes."""
         for step in steps:
             if isinstance(step, Run) and (
                 step.op in loaded_operands or (step.op in views and step.reads[0] in applied)
@@ -172,6 +175,8 @@ class FusionAnalysis:
                 passed.update(step.writes)
             elif step.op in products:
                 written[step.writes[0]] = step.loop
+                if step.op in several_batch_axes:
+                    batched.add(step.writes[0])
                 if step.op in library:
                     of_library.add(step.writes[0])
                 elif step.op in plain and applied.isdisjoint(step.reads):
@@ -181,9 +186,13 @@ class FusionAnalysis:
             elif step.op in epilogues:
                 lone = (i for i in step.reads if readers[i] == 1 and i in written and written[i] == step.loop)
                 result = next(lone, None)
+                if result in batched and step.op in repeating:
+                    continue
                 if result is not None and all(i == result or i in passed or i in written for i in step.reads):
                     del written[result]
                     written[step.writes[0]] = step.loop
+                    if result in batched:
+                        batched.update(step.writes)
                     if step.op in library_epilogues:
                         of_library.update(step.writes if result in of_library else ())
                         plain_results.update(step.writes if result in plain_results else ())

@@ -13,7 +13,7 @@ from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
-from jaxckpt.schedule.layout import Layouts, copied_views
+from jaxckpt.schedule.layout import Layouts, copied_views, exchanged_products, has_several_batch_axes
 from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
@@ -87,10 +87,13 @@ class ProductRules:
       dots: Products that apply elementwise ops to what they load.
       library: Rule 9: products that a library computes whatever is around them.
       plain: Rule 9: products that a library computes where nothing is fused with them.
-      library_epilogues: Ops that a library applies to its result by itself: the addition of a bias, and relu.
+      library_epilogues: Ops that a library applies to its result by itself: a scale, an addition, relu, and
+        the exchange of rows and columns.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
+      several_batch_axes: Of these products, those whose epilogue ends before an op of `repeating`.
+      repeating: Epilogues with an operand that is repeated over the result: a constant, a bias, a mask.
       views: Views that show their operand in the order of its elements, such as a broadcast of a bias.
       given: Barriers of the step's own and carries of loops, whose results are there like arguments.
     """
@@ -102,6 +105,8 @@ class ProductRules:
     loaded_operands: Mapping[int, int]
     with_epilogues: Ops
     epilogues: Ops
+    several_batch_axes: Ops
+    repeating: Ops
     views: Ops
     given: Ops
 
@@ -152,6 +157,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     layouts, derived = Layouts(graph), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
+    exchanged = exchanged_products(graph) - own_kernels
     library = ops(lambda op: rates is not None and _is_library_product(graph, op, rates))
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
@@ -165,10 +171,12 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library,
             library=library,
             plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
-            library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)),
+            library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
-            epilogues=ops(lambda op: _is_epilogue(graph, op)) - copies,
+            epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
+            several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
+            repeating=ops(lambda op: _repeats_operand(graph, op)),
             views=ops(_keeps_order) - copies,
             given=ops(lambda op: op.kind is Kind.BARRIER or op.primitive == CARRY),
         ),
@@ -203,13 +211,12 @@ def _is_library_product(graph: Graph, op: Op, rates: Rates) -> bool:
 
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:
-    """True for an addition of a broadcast vector, and for relu."""
-    if op.primitive == "max":
+    """True for an addition, a product with a constant, and relu."""
+    if op.primitive in ("max", "mul", "div"):
         return len(op.reads) == 1
-    if op.primitive not in ("add", "add_any"):
-        return False
-    producers = (graph.producer[v] for v in op.reads)
-    return any(p is not None and graph.ops[p].primitive == "broadcast_in_dim" for p in producers)
+    return op.primitive in ("add", "add_any") and all(
+        graph.values[v].shape == graph.values[op.writes[0]].shape for v in op.reads
+    )
 
 
 def _is_epilogue(graph: Graph, op: Op) -> bool:
@@ -218,6 +225,15 @@ def _is_epilogue(graph: Graph, op: Op) -> bool:
         return False
     grown_bytes = graph.values[op.writes[0]].size_bytes - sum(graph.values[v].size_bytes for v in op.reads)
     return grown_bytes <= _MOST_GROWTH_BYTES
+
+
+def _repeats_operand(graph: Graph, op: Op) -> bool:
+    """True if an elementwise op has an operand that is a constant, or a broadcast of a smaller array."""
+    if op.kind is not Kind.ELEMENTWISE:
+        return False
+    producers = (graph.producer[v] for v in op.reads)
+    has_literal = op.detail.rpartition(" ")[2].startswith("@")
+    return has_literal or any(p is not None and graph.ops[p].primitive == "broadcast_in_dim" for p in producers)
 
 
 def _keeps_order(op: Op) -> bool:

@@ -138,6 +138,25 @@ def _permutation_of(op: Op) -> AxisOrder:
     return tuple(map(int, found[1].split(",")))
 
 
+def exchanged_products(graph: Graph) -> frozenset[int]:
+    """Transpositions that exchange the rows and columns of a product: the product writes its result like that.
+
+    Example:
+      The gradient of a weight is `transpose(dot_general(cotangent, x))`; a compiler exchanges the operands.
+    """
+    found = set()
+    for op in graph.ops:
+        producer = graph.producer[op.reads[0]] if op.primitive == "transpose" else None
+        groups = [axes for _, axes in _operands(graph, graph.ops[producer])] if producer is not None else []
+        if groups:
+            (_, batch, rows), (_, _, columns) = groups
+            axes = tuple(range(len(batch) + len(rows) + len(columns)))
+            begin = len(batch) + len(rows)
+            if _permutation_of(op) == (*axes[: len(batch)], *axes[begin:], *axes[len(batch) : begin]):
+                found.add(op.id)
+    return frozenset(found)
+
+
 ### Layout copies
 
 
@@ -197,6 +216,13 @@ def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:
     for read, contracted, batch in ((op.reads[0], left, left_batch), (op.reads[1], right, right_batch)):
         free = (axis for axis in range(len(graph.values[read].shape)) if axis not in (*contracted, *batch))
         yield read, (contracted, batch, tuple(free))
+
+
+def has_several_batch_axes(graph: Graph, op: Op) -> bool:
+    """True for a product with more than one batch axis that is longer than 1: compilers make one axis of them."""
+    for value, (_, batch, _) in _operands(graph, op):
+        return sum(graph.values[value].shape[axis] > 1 for axis in batch) > 1
+    return False
 
 
 def _is_readable(strides: Mapping[int, tuple[int, int]], groups: AxisGroups) -> bool:
