@@ -33,7 +33,7 @@ BATCH = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 def test_pytrees_numbers_and_descriptions_become_flat_arrays():
     flat = lowered(update, (STATE, BATCH, 0.5), donate_argnums=0)
-    assert [(spec.shape, spec.dtype) for spec in flat.specs] == [
+    assert [(spec.shape, spec.dtype) for spec in flat.placed] == [
         ((3, 4), jnp.float32),
         ((3, 4), jnp.float32),
         ((), jnp.float32),
@@ -53,24 +53,24 @@ def test_a_jitted_step_keeps_donation_and_options():
         compiler_options={"xla_embed_ir_in_executable": True},
     )
     flat = lowered(jitted, (BATCH, 3, STATE))
-    assert len(flat.specs) == 2
+    assert len(flat.placed) == 2
     assert flat.donated == {1}
     assert flat.compiler_options == (("xla_embed_ir_in_executable", True),)
 
 
 def test_static_positions_of_a_plain_step_may_be_anything():
     flat = lowered(lambda x, how: x * len(how), (BATCH, "twice"), static_argnums=(1,))
-    assert len(flat.specs) == 1
+    assert len(flat.placed) == 1
 
 
 def test_shardings_of_the_jit_go_before_those_of_the_arguments():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = NamedSharding(mesh, PartitionSpec("data"))
     flat = lowered(jax.jit(lambda x: x + 1, in_shardings=split, out_shardings=split), (BATCH,))
-    assert flat.specs[0].sharding == split
+    assert flat.placed[0].sharding == split
     assert _compat.traced_leaves(flat.traced).out_shardings == (split,)
     flat = lowered(lambda x: x + 1, (jax.device_put(np.ones((4, 4)), split),))
-    assert flat.specs[0].sharding == split
+    assert flat.placed[0].sharding == split
     assert _compat.traced_leaves(flat.traced).out_shardings == (None,)
 
 
@@ -120,8 +120,8 @@ def test_pytrees_that_check_their_leaves_are_never_rebuilt():
 def test_typed_keys_are_arguments_like_others():
     keys = jax.random.split(jax.random.key(0), 5)
     flat = lowered(lambda keys: jax.random.normal(keys[0], (3,)), (keys,))
-    assert flat.specs[0].shape == (5,)
-    assert jax.dtypes.issubdtype(flat.specs[0].dtype, jax.dtypes.prng_key)
+    assert flat.placed[0].shape == (5,)
+    assert jax.dtypes.issubdtype(flat.placed[0].dtype, jax.dtypes.prng_key)
 
 
 def test_closures_stay_and_arrays_of_partials_are_arguments():
