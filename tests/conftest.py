@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -60,7 +60,32 @@ MANY = 30
 """Tests of a file that is not among the last."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--cases", type=int, help="of each test with more cases than this, as many, evenly spread")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Sorts the tests, after leaving out what `--cases` does."""
+    if (most := config.getoption("--cases")) is not None:
+        kept = set(spread(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    sort(items)
+
+
+def spread(items, most):
+    """For each test at most so many of its cases, evenly spread over them, the first and the last among them."""
+    cases = defaultdict(list)
+    for item in items:
+        cases[item.path, item.parent.name, getattr(item, "originalname", item.name)].append(item)
+    for found in cases.values():
+        if len(found) <= most:
+            yield from found
+        else:
+            yield from (found[i * (len(found) - 1) // max(1, most - 1)] for i in range(most))
+
+
+def sort(items):
     """First one file that simulates, then long files and those of many tests, the others that simulate, small ones.
 
     So one process compiles the engine, the other ones read it from numba's files, and at the end none waits long.
