@@ -11,7 +11,7 @@ from functools import cached_property
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, members, needed_bytes
+from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, crossing, members, needed_bytes
 
 
 class CutMinima:
@@ -80,7 +80,26 @@ def find_blocks(problem: Problem) -> StageStarts:
     found = _cut_minima(problem).near_least
     limit_bytes = problem.effort.near_least * found[0].predicted.temp_bytes
     near = [plan.stages for plan in found if plan.predicted.temp_bytes <= limit_bytes]
-    return _finest_as_narrow(problem, found[0].stages, near)
+    return _begun_early(problem, _finest_as_narrow(problem, found[0].stages, near))
+
+
+def _begun_early(problem: Problem, stages: StageStarts) -> StageStarts:
+    """The same cut with the views and elementwise ops in front of a block in that block, if as few bytes cross there.
+
+    Else they would be results of the block before, which a policy saves.
+    """
+    graph, crossing_bytes = problem.graph, crossing(problem)
+    position = {op: number for number, op in enumerate(graph.forward)}
+
+    def begun_early(start: int) -> int:
+        at = position[start]
+        while at > 0 and crossing_bytes[at - 1] == crossing_bytes[at]:
+            if not problem.fusion.materialised.isdisjoint(graph.ops[graph.forward[at - 1]].writes):
+                break
+            at -= 1
+        return graph.forward[at]
+
+    return (stages[0], *map(begun_early, stages[1:]))
 
 
 def finest_layers(cut_minima: CutMinima) -> StageStarts:

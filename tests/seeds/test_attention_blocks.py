@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import jaxckpt
+from jaxckpt.ir import Save
 from jaxckpt.policy import load_policy
+from jaxckpt.solve.policy_plan import plan_from_policy
 
 BLOCKS = 10
 SEED = 167 / 69
@@ -79,6 +81,21 @@ def test_a_plan_of_the_unmarked_network_saves_as_much(planner, as_it_is):
     plan = planner.plan(budget=as_it_is.total_bytes, strategy="full")
     assert len(plan.stages) == BLOCKS
     assert as_it_is.temp_bytes / plan.footprint.temp_bytes >= SEED
+
+
+def test_a_block_begins_with_the_elementwise_ops_on_its_input():
+    """Blocks with keys of their own: their inputs are saved, one value each, not the two that are computed of each."""
+
+    def network(x, ys, keys):
+        for y, key in zip(ys, keys, strict=True):
+            x = block(y, x, key)
+        return x.sum()
+
+    planned = jaxckpt.Planner(jax.grad(network), X, [MASK] * 4, [KEY] * 4, target="h200")
+    plan = plan_from_policy(planned.problem, load_policy("mindspore_cell")).plan
+    saved = [value for value, decision in plan.decisions.items() if isinstance(decision, Save)]
+    assert len(saved) == 3
+    assert {planned.graph.ops[planned.graph.producer[value]].primitive for value in saved} == {"dot_general"}
 
 
 def test_the_mask_is_a_shift_of_the_scores():
