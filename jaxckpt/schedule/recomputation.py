@@ -20,6 +20,7 @@ from jaxckpt.schedule.passing import GradAccumulators, weights_of_stages
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
+from jaxckpt.schedule.updates import UpdateRunner
 
 _OF_BRANCH = -1
 """The stage of all that one branch of a cond recomputes for another one."""
@@ -101,10 +102,16 @@ class Recomputation:
     """
 
     def __init__(
-        self, graph: Graph, plan: GraphPlan, writer: StepWriter, availability: Availability, transfers: Transfers
+        self,
+        graph: Graph,
+        plan: GraphPlan,
+        writer: StepWriter,
+        availability: Availability,
+        transfers: Transfers,
+        updates: UpdateRunner,
     ):
         self._graph, self._plan, self._writer = graph, plan, writer
-        self._availability, self._transfers = availability, transfers
+        self._availability, self._transfers, self._updates = availability, transfers, updates
         self.initialisers = graph.once(initialiser_dependencies) if availability.dropped else {}
         self._clones: dict[tuple[int, int, int | None], _Clones] = {}
         """By stage, or ~value for a value that is recomputed by itself, by visit, and by the loop in whose body."""
@@ -290,7 +297,7 @@ class Recomputation:
         self._read_sources(*self._backward_slice(wanted), clones, reader)
 
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
-        """Passes the sources of clones through a barrier with the frontier of the backward (rules 3, 9 and 11).
+        """Passes the sources of clones through a barrier with the frontier of the backward (rules 3, 9, 11 and 12).
 
         In the body of another loop than that of the ops no barrier is needed (rule 7), and without sources none.
         """
@@ -305,6 +312,8 @@ class Recomputation:
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             passing = writer.loop is None
             sums = self._sums_passing(reader) if passing else []
+            if passing and not graph.mesh and not self._transfers.values:  # loads have updates of their own
+                sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
             others = sorted(weights.difference(instances))

@@ -71,11 +71,14 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
     update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see
     `passing`).
 
+12. On one device the updates whose gradients are finished run before the barrier of a stage, and their results pass
+    it (see `updates`). A compiler would put them at the end of the step, and keep the gradients.
+
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
-loop (7), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11), run it (10), pin and store its
-results (1, 6). Loads come before operands because the barrier of a stage waits for its sources; stores come last
+loop (7), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11, 12), run it (10), pin and store
+its results (1, 6). Loads come before operands because the barrier of a stage waits for its sources; stores come last
 because they read pinned values.
 
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
@@ -91,6 +94,7 @@ from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Availability, Recomputation
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
 from jaxckpt.schedule.transfers import Transfers
+from jaxckpt.schedule.updates import UpdateRunner
 from jaxckpt.schedule.validate import validate_decisions
 
 
@@ -109,10 +113,11 @@ class _Scheduler:
     def __init__(self, graph: Graph, plan: GraphPlan):
         self.graph = graph
         self.writer = StepWriter(graph)
-        self.transfers = Transfers(graph, plan, self.writer)
+        self.updates = UpdateRunner(graph, self.writer)
+        self.transfers = Transfers(graph, plan, self.writer, self.updates)
         availability = Availability(graph, plan)
         self.dropped = availability.dropped
-        self.recomputation = Recomputation(graph, plan, self.writer, availability, self.transfers)
+        self.recomputation = Recomputation(graph, plan, self.writer, availability, self.transfers, self.updates)
         self.prepared: set[int] = set()
         """Loops for which values from outside are ready; all branches of a cond are prepared before the first."""
         saved = {v for v, decision in plan.decisions.items() if not isinstance(decision, Recompute)}
@@ -125,7 +130,7 @@ class _Scheduler:
         changed, kept_by = self._ops_that_change(), self._ops_that_keep()
         for unchanged in graph.once(unchanged_runs):
             op = unchanged.op
-            if op in transfers.updated:
+            if op in self.updates.done:
                 continue
             if unchanged.loop != writer.loop:
                 self._enter(unchanged.loop)

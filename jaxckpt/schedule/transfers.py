@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from jaxckpt.ir import Graph, GraphPlan, Moved, Op, Partition
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
-from jaxckpt.schedule.steps import Move, Run, StepWriter
-from jaxckpt.schedule.updates import EarlyUpdates
+from jaxckpt.schedule.steps import Move, StepWriter
+from jaxckpt.schedule.updates import UpdateRunner
 
 
 class Transfers:
@@ -33,11 +33,10 @@ class Transfers:
     Attributes:
       values: Values that are offloaded or partitioned.
       in_bodies: Those of them that iterations of a loop make, each its own.
-      updated: Ops of the update that ran before a load.
     """
 
-    def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
-        self._graph, self._plan, self._writer = graph, plan, writer
+    def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter, updates: UpdateRunner):
+        self._graph, self._plan, self._writer, self._updates = graph, plan, writer, updates
         self._store_before, self._load_before = store_ends(graph, plan), load_starts(graph, plan)
         self.values = frozenset(v for v, d in plan.decisions.items() if d.moves)
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
@@ -46,7 +45,6 @@ class Transfers:
         self._unfinished_stores: list[int] = []
         self._results: list[int] = []
         """Results of the backward and of updates since the last load."""
-        self.updated: set[int] = set()
         self._loaded: dict[int, int] = {}
         self._gathered: dict[int, int] = {}
         self._loaded_in: dict[tuple[int, int | None], int] = {}
@@ -87,7 +85,7 @@ class Transfers:
             return
         writer, outputs = self._writer, frozenset(self._graph.outputs)
         if writer.loop is None and self._forms(value)[0].on_host:
-            self._update(reader)
+            self._results.extend(self._updates.run_before(reader))
         unread = tuple(v for v in self._results if v in outputs or self._is_read_from(reader, v))
         self._results.clear()
         reads = (self._stored[value], *(writer.current[v] for v in unread))
@@ -97,18 +95,9 @@ class Transfers:
             writer.current[result] = instance
         self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
 
-    def _update(self, reader: int) -> None:
-        """Runs the updates whose gradients are finished before an op."""
-        graph, writer = self._graph, self._writer
-        updates = graph.once(EarlyUpdates).before(reader)
-        for op in (graph.ops[number] for number in updates if number >= reader and number not in self.updated):
-            writer.steps.append(Run(op=op.id, reads=tuple(writer.current[v] for v in op.reads), writes=op.writes))
-            self.updated.add(op.id)
-            self._results.extend(op.writes)
-
     def _is_read_from(self, reader: int, value: int) -> bool:
         """True if an op from `reader` on, and no update that ran already, reads a value."""
-        return any(op >= reader and op not in self.updated for op in self._graph.readers[value])
+        return any(op >= reader and op not in self._updates.done for op in self._graph.readers[value])
 
     def loaded(self, value: int, reader: int) -> int:
         """The instance of a value that an op after the forward pass reads, loaded and gathered."""

@@ -247,6 +247,23 @@ def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes,
     assert not passes or opens_first.writes[-1] in laid_out.steps[-1].reads
 
 
+@pytest.mark.parametrize(("size_bytes", "is_early"), [(2**20, True), (2**20 - 4, False)])
+def test_a_large_parameter_is_updated_before_the_next_stage(size_bytes, is_early):
+    """Compilers would put the update at the end, and keep the gradient."""
+
+    def write(build, cotangent, x):
+        return [build.op("dot_general", cotangent, x, size_bytes=size_bytes, phase=Phase.BACKWARD)]
+
+    laid_out, (gradient,) = with_gradient(write, size_bytes=size_bytes)
+    barrier, passed = last_barrier(laid_out)
+    (update,) = (step for step in laid_out.steps if isinstance(step, Run) and gradient in step.reads)
+    (updated,) = update.writes
+    assert (updated in passed) is is_early
+    assert (laid_out.steps.index(update) < laid_out.steps.index(barrier)) is is_early
+    assert gradient not in passed
+    assert laid_out.outputs[-1] == (barrier.writes[passed.index(updated)] if is_early else updated)
+
+
 def test_a_small_sum_of_two_gradients_of_a_weight_is_there_before_the_next_stage():
     """A gradient of a gradient gives a weight two products; the sum ends with the later one."""
 
