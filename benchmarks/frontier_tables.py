@@ -331,7 +331,8 @@ def made_with(models: Sequence[Mapping[str, Any]]) -> str:
     """With what the files were made, in a sentence."""
     made = [data["made_with"] for data in models]
     versions = sorted({each["versions"]["jax"] for each in made})
-    return f"jax {', '.join(versions)}, compiled for an H200, {max(each['date'] for each in made)}."
+    dates = sorted({each["date"] for each in made})
+    return f"jax {', '.join(versions)}, compiled for an H200, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
 
 
 def main() -> None:
