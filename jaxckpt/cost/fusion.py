@@ -27,11 +27,11 @@ counted equation by equation. These rules mark the values that are materialised,
 7. A value of one loop that another one reads is in memory, once for every iteration, and so is a value of an outer
    level that is read in a loop's body.
 8. The kernel of a product goes on with an elementwise op that alone reads its result, and so on (the epilogue). A
-   transposition of rows and columns is one, too, since the product can exchange its operands. The
-   op's other operands are arguments, values that passed a barrier, broadcasts of these, and results of other products:
-   XLA fuses matrix products before anything else. A product of few tiles has no epilogue: its sum is split instead.
-   Behind a product of several batch axes, of which XLA makes one, an epilogue ends before an operand that is repeated
-   over the result: a scale, a bias, a mask. jax 0.10.2 goes on there.
+   transposition of rows and columns is one, too, since the product can exchange its operands. The op's other operands
+   are arguments, values that passed a barrier, broadcasts of these, and results of other products: XLA fuses matrix
+   products before anything else. A product of few tiles has no epilogue: its sum is split instead. Behind a product of
+   several batch axes, of which XLA makes one, an epilogue ends before an operand that is repeated over the result: a
+   scale, a bias, a mask. jax 0.10.2 goes on there.
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
    result at most a constant factor, the addition of a bias or of another matrix, and a relu. XLA splits the kernel that
    it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a

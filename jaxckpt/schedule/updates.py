@@ -38,6 +38,7 @@ class EarlyUpdates:
             op = graph.ops[number]
             can_move = op.loop is None and not op.effects
             self._after[number] = max(map(self._available, op.reads), default=-1.0) if can_move else inf
+        self._before: dict[int, frozenset[int]] = {}
         self._by_end = sorted((after, number) for number, after in self._after.items() if 0 <= after < inf)
 
         self.of_large_results = self._leading_to(v for v in graph.outputs if graph.values[v].size_bytes >= _LARGE_BYTES)
@@ -61,8 +62,13 @@ class EarlyUpdates:
             return inf
         return self._after.get(producer, float(producer))
 
-    def before(self, reader: int) -> list[int]:
+    def before(self, reader: int) -> frozenset[int]:
         """Updates whose last gradient an op before `reader` writes, and the ops that they need."""
+        if reader not in self._before:
+            self._before[reader] = self._finished_before(reader)
+        return self._before[reader]
+
+    def _finished_before(self, reader: int) -> frozenset[int]:
         found: set[int] = set()
         pending = [number for _, number in self._by_end[: bisect_left(self._by_end, (float(reader), -1))]]
         while pending:
@@ -71,7 +77,7 @@ class EarlyUpdates:
                 found.add(number)
                 producers = (self._graph.producer[v] for v in self._graph.ops[number].reads)
                 pending.extend(op for op in producers if op is not None and self._after.get(op) == -1)
-        return sorted(found)
+        return frozenset(found)
 
 
 class UpdateRunner:
@@ -92,10 +98,10 @@ class UpdateRunner:
         be read behind them.
         """
         graph, writer, updates = self._graph, self._writer, self._graph.once(EarlyUpdates)
+        due = updates.before(reader) - self.done
         written: list[int] = []
-        for op in map(graph.ops.__getitem__, updates.before(reader)):
-            is_wanted = op.id in updates.of_large_results if only_large else True
-            if op.id >= reader and op.id not in self.done and is_wanted:
+        for op in map(graph.ops.__getitem__, sorted(due & updates.of_large_results if only_large else due)):
+            if op.id >= reader:
                 writer.steps.append(Run(op=op.id, reads=tuple(writer.current[v] for v in op.reads), writes=op.writes))
                 self.done.add(op.id)
                 written.extend(op.writes)
