@@ -7,7 +7,7 @@ import pytest
 from jaxckpt import _compilers
 from jaxckpt._compilers import Compiler, compiler_for, require_compiler
 from jaxckpt._errors import MissingPackageError, VersionMismatchError
-from jaxckpt.machine import Target, targets
+from jaxckpt.machine import Target, devices, targets
 
 JAXLIB = importlib.metadata.version("jaxlib")
 
@@ -17,12 +17,18 @@ def status(name):
 
 
 @pytest.fixture
-def no_cuda(monkeypatch):
+def not_looked_up(monkeypatch):
+    """Devices that no other test has looked up."""
+    monkeypatch.setattr(devices, "_compile_only_devices", devices._compile_only_devices.__wrapped__)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch, not_looked_up):
     monkeypatch.setattr(_compilers._compat, "cuda_plugin", lambda: None)
 
 
 @pytest.fixture
-def old_cuda(monkeypatch):
+def old_cuda(monkeypatch, not_looked_up):
     monkeypatch.setattr(_compilers._compat, "cuda_plugin", lambda: ("xla_cuda12", None))
     known = {"jax-cuda12-plugin": JAXLIB, "jax-cuda12-pjrt": "0.4.1"}
     installed = _compilers._version
