@@ -222,12 +222,18 @@ def set_argument_memories(lowered: jax.stages.Lowered, memory_kinds: Sequence[st
 
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
-        (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
+        main = _main_function(module)
         named = [{each.name: each.attr for each in ir.DictAttr(one)} for one in main.attributes["arg_attrs"]]
         for attributes, kind in zip(named, memory_kinds, strict=True):
             if kind is not None:
                 attributes["mhlo.memory_kind"] = ir.StringAttr.get(kind)
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(list(map(ir.DictAttr.get, named)))
+
+
+def _main_function(module: Any) -> Any:
+    """The function that a lowered step begins with."""
+    (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
+    return main
 
 
 ### Tracing and rewriting. Callers: jaxckpt.program, outline, trace, rewrite. Canaries: tests/trace/test_internals.py.
@@ -376,7 +382,7 @@ def propagated_splits(
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
-        (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
+        main = _main_function(module)
         of_arguments, of_results = (list(map(split, main.attributes[f"{kind}_attrs"])) for kind in ("arg", "res"))
     return of_arguments[len(of_arguments) - arguments :], of_results[len(of_results) - results :]
 

@@ -92,8 +92,8 @@ class ProductRules:
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
-      several_batch_axes: Of these products, those whose epilogue ends before an op of `repeating`.
-      repeating: Epilogues with an operand that is repeated over the result: a constant, a bias, a mask.
+      several_batch_axes: Products whose epilogue ends before an op of `repeating`.
+      repeating: Elementwise ops with an operand that is repeated over the result: a constant, a bias, a mask.
       views: Views that show their operand in the order of its elements, such as a broadcast of a bias.
       given: Barriers of the step's own and carries of loops, whose results are there like arguments.
     """

@@ -220,9 +220,11 @@ def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:
 
 def has_several_batch_axes(graph: Graph, op: Op) -> bool:
     """True for a product with more than one batch axis that is longer than 1: compilers make one axis of them."""
-    for value, (_, batch, _) in _operands(graph, op):
-        return sum(graph.values[value].shape[axis] > 1 for axis in batch) > 1
-    return False
+    operand = next(_operands(graph, op), None)
+    if operand is None:
+        return False
+    value, (_, batch, _) = operand
+    return sum(graph.values[value].shape[axis] > 1 for axis in batch) > 1
 
 
 def _is_readable(strides: Mapping[int, tuple[int, int]], groups: AxisGroups) -> bool:

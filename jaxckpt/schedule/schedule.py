@@ -71,8 +71,9 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
     update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see
     `passing`).
 
-12. On one device the updates whose gradients are finished run before the barrier of a stage, and their results pass
-    it (see `updates`). A compiler would put them at the end of the step, and keep the gradients.
+12. On one device, in a plan without transfers, the updates whose gradients are finished run before the barrier of a
+    stage, and their results pass it (see `updates`). A compiler would put them at the end of the step, and keep the
+    gradients.
 
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier

@@ -2,7 +2,8 @@
 
 XLA may put all updates at the end of a step. The gradients are then in memory until there: in a transformer with
 experts 768 MiB of 1,627 at the peak. What passes a barrier is computed before what starts behind it, so new parameters
-pass the barriers of stages and of loads. They take no memory, as they are written over the old ones.
+pass the barriers of stages and of loads. They take no memory of their own: the results of a step have theirs from the
+start, that of the old parameters where these are donated.
 
 A load waits for what the backward has finished (rule 2 of `transfers`). A gradient that passes the load's barrier is in
 memory until behind it, in float32 where the update reads it so, since the barrier keeps its cast from fusing with the
