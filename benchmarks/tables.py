@@ -3,12 +3,14 @@
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.gallery.page import readme_table, tables as gallery_tables
+from benchmarks.host_state import ALLOWED
 from benchmarks.record import RESULTS, read
 from benchmarks.strangers import findings
 from jaxckpt import load_policy
@@ -26,7 +28,7 @@ _MEASURED = "# Measured"
 
 def main() -> None:
     write(README, {"gallery": readme_table(), "demo": demo_table(), "infeasible": infeasible()})
-    write(BUDGETS, {"chunks": chunks_table()})
+    write(BUDGETS, {"chunks": chunks_table(), "host state": host_state_table()})
     write(GALLERY, gallery_tables())
     write(COST, {"cost": cost_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
@@ -70,6 +72,35 @@ def chunks_table() -> str:
             f" {1e3 * row['estimated_step_s']:.1f} ms |"
         )
     return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
+
+
+def host_state_table() -> str:
+    """Plans with optimiser state on the host beside others, by share of the total as written."""
+    result = read("host-state")
+    lines = [
+        "| step | budget | recompute | recompute, chunk | recompute, state | all three | of it on the host |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, step in result["steps"].items():
+        figures = f"{format_bytes(step['total_bytes'])}, {1e3 * step['step_s']:.1f} ms"
+        lines.append(f"| {name} | as written | {figures} | | | | |")
+        plans = {(tuple(row["allow"]), row["share"]): row for row in step["plans"]}
+        for share in sorted({share for _, share in plans}, reverse=True):
+            rows = [plans.get((allow, share)) for allow in ALLOWED]
+            host = format_bytes(rows[-1]["host_bytes"]) if rows[-1] and "host_bytes" in rows[-1] else ""
+            cells = " | ".join(map(_planned_cell, rows))
+            lines.append(f"| {name} | {format_bytes(int(share * step['total_bytes']))} | {cells} | {host} |")
+    dates = sorted({step["date"] for step in result["steps"].values()})
+    jax = ", ".join(sorted({step["versions"]["jax"] for step in result["steps"].values()}))
+    return "\n".join([*lines, "", f"jax {jax}, {' and '.join(dates)}.", ""])
+
+
+def _planned_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if "refused_bytes" in row:
+        return f"at least {format_bytes(row['refused_bytes'])}"
+    return f"{1e3 * row['step_s']:.1f} ms"
 
 
 def demo_table() -> str:

@@ -13,7 +13,7 @@ import jax.core
 
 from jaxckpt._errors import ArgumentError
 from jaxckpt.calling.split import is_array
-from jaxckpt.program.flat_program import array_spec
+from jaxckpt.program.flat_program import HOST_MEMORY, array_spec, is_on_host
 
 
 def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
@@ -93,3 +93,13 @@ def unsharded(leaf: Any) -> Any:
     if not automatic or sharding.memory_kind not in (None, "device"):
         return leaf
     return array_spec(leaf)
+
+
+def on_device(leaf: Any) -> Any:
+    """The leaf to trace a step with that reads it on the device: a description of one that is in host memory."""
+    if isinstance(leaf, jax.core.Tracer):
+        return array_spec(jax.typeof(leaf)) if is_on_host(leaf.aval) else leaf
+    sharding = leaf_sharding(leaf)
+    if sharding is None or sharding.memory_kind != HOST_MEMORY:
+        return leaf
+    return array_spec(jax.typeof(leaf), sharding.with_memory_kind("device"))

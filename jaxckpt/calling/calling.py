@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
 from types import MappingProxyType, ModuleType
@@ -22,7 +22,7 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
-from jaxckpt.calling.arguments import check_arguments, check_static, static_object, unsharded
+from jaxckpt.calling.arguments import check_arguments, check_static, on_device, static_object, unsharded
 from jaxckpt.calling.objects import (
     has_objects,
     is_outer_object,
@@ -141,6 +141,14 @@ class StepCall:
             raise
         finally:
             MARKS_ARE_READ.reset(before)
+
+    def on_device(self) -> "StepCall":
+        """The call with descriptions on the device of the arrays that are in host memory; only to be traced."""
+        if not any(on_device(leaf) is not leaf for leaf in self.leaves):
+            return self
+        args = tuple(arg if i in self.static else jax.tree.map(on_device, arg) for i, arg in enumerate(self.args))
+        named = {n: arg if n in self.static else jax.tree.map(on_device, arg) for n, arg in self.kwargs.items()}
+        return replace(self, args=args, kwargs=named, leaves=tuple(map(on_device, self.leaves)))
 
     def run(self) -> Sequence[Any]:
         """Runs the step as it is written; flat results."""

@@ -22,7 +22,7 @@ _STRATEGIES = (
 """Written out: the solvers take seconds to import."""
 _ALLOW = (
     'What may happen to residuals besides being saved, separated by commas: "recompute,offload,partition"; with "chunk"'
-    " a loss head may run in pieces of rows."
+    ' a loss head may run in pieces of rows, with "state" optimiser state may be in host memory.'
 )
 _CHECK = "A plan file: say whether it is still valid here, and what changed (exit code 3 if it is not)."
 _TARGET = "The machine to compile for; see jaxckpt targets.  [default: h200; with --check that of the plan]"

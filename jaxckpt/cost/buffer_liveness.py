@@ -107,8 +107,16 @@ class BufferLiveness:
             else:
                 self._store_in_loop(at, step, step.loop)
             self.clock.end([loop for loop in graph.path(step.loop) if at == self.loops.last[loop]])
+        self._finish_stores()
         self._stack_residuals()
         self._count_iterations()
+
+    def _finish_stores(self) -> None:
+        """Waits at the end of the step for copies to the host that nothing has waited for: results that are there."""
+        last = len(self.clock.seconds) - 1
+        for instance in self.storing.keys() & set(self.kernels.schedule.outputs):
+            self._read_stored(last, instance)
+            self.clock.wait_at_end(instance)
 
     def _count_iterations(self) -> None:
         """Adds a launch to every iteration of a compiler's loop: a kernel of its own adds 1 to the loop's index."""
@@ -182,9 +190,10 @@ class BufferLiveness:
     def _barrier(self, at: int, step: Barrier) -> None:
         """Buffers pass under other instances; what is on the host has none once its copy is waited for."""
         is_store = step.why == "store"
-        for instance in step.reads if is_store else ():
-            self._read_stored(at, instance)
-            self.clock.wait(instance)
+        for instance in step.reads:
+            if is_store or (instance in self.storing and step.why != "load"):
+                self._read_stored(at, instance)
+                self.clock.wait(instance)
         for read, write in zip(step.reads, step.writes, strict=True):
             sources = self.kernels.sources[read]
             if self.graph.loops:
@@ -211,6 +220,8 @@ class BufferLiveness:
             self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
         elif step.restores:
             self._read_stored(at, read)
+            if self.kernels.schedule.origin[read] in self.graph.inputs:  # and the result is stored where it was
+                self.clock.add_host_bytes(read_bytes)
             self.clock.load(read, write, read_bytes)
         else:
             self.storing[write] = read

@@ -150,6 +150,16 @@ class StepClock:
         self._link.load_stored(stored, instance, size_bytes, now_s=self._step_began_s)
         self.copied.add(instance)
 
+    def add_host_bytes(self, size_bytes: int) -> None:
+        """Counts bytes that are on the host without a copy."""
+        self._link.add_host_bytes(size_bytes)
+
+    def wait_at_end(self, instance: int) -> None:
+        """Waits behind the last step for a copy."""
+        waited_s = self._link.wait(instance, now_s=self._now_s)
+        self.seconds[-1] += waited_s
+        self._step_began_s += waited_s
+
     def pass_on(self, instance: int, new: int) -> None:
         """Gives a copy under way another instance, behind a barrier."""
         self._link.pass_on(instance, new)

@@ -21,6 +21,9 @@ it saves O + I, for one more forward pass of its body (Chen et al. 2016, section
 Rows in pieces: a region that treats rows alike (a loss head, rows are tokens) runs for one piece of rows at a time,
 forward and backward together, so that its large values exist for one piece. Sums over rows are taken in another order.
 
+Optimiser state in host memory: an argument that only the update reads can stay on the host between steps. It passes
+through the device in groups, each as its gradients are finished (`schedule.host_state`).
+
 Read after `regions`.
 """
 
@@ -232,6 +235,8 @@ class GraphPlan:
       loop_tilings: Loops that are tiled, in the order of their ids.
       row_chunks: Regions that run in pieces of rows, in the order in which they are carried out, before any loop is
         split or tiled.
+      host_arguments: Arguments, by value id, that are in host memory between steps: optimiser state, which is loaded
+        for the update and stored again. Results take over their memory, and are in host memory too.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -245,6 +250,7 @@ class GraphPlan:
     loop_splits: tuple[LoopSplit, ...] = ()
     loop_tilings: tuple[LoopTiling, ...] = ()
     row_chunks: tuple[RowChunk, ...] = ()
+    host_arguments: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
@@ -252,13 +258,18 @@ class GraphPlan:
 
     def __hash__(self) -> int:
         decided = tuple(self.decisions.items())
-        changes = self.row_chunks, self.loop_splits, self.loop_tilings
+        changes = self.row_chunks, self.loop_splits, self.loop_tilings, self.host_arguments
         return hash((self.fingerprint, decided, self.stages, self.layers, changes))
 
     @property
     def offloads(self) -> bool:
         """True if some value is offloaded."""
         return any(decision.on_host for decision in self.decisions.values())
+
+    @property
+    def copies(self) -> bool:
+        """True if arrays are copied between device and host: offloaded values, or optimiser state."""
+        return self.offloads or bool(self.host_arguments)
 
     @property
     def predicted(self) -> Prediction:

@@ -255,12 +255,13 @@ class _BatchSearcher:
         try:
             plan = self._plan(count)
         except InfeasibleBudgetError as error:
-            total_bytes, predicted_bytes = error.minimum_bytes, self._smallest_temp_bytes(count)
+            total_bytes, (fixed_bytes, predicted_bytes) = error.minimum_bytes, self._smallest(count)
         else:
             assert plan.footprint is not None, "planned budgets are compiled"
             total_bytes, predicted_bytes = plan.footprint.total_bytes, plan.predicted.temp_bytes
+            fixed_bytes = plan.predicted.total_bytes - predicted_bytes
         self.compiled[count] = total_bytes
-        self.ratio = max(0.1, (total_bytes - self.planner(count).fixed_bytes) / max(1, predicted_bytes))
+        self.ratio = max(0.1, (total_bytes - fixed_bytes) / max(1, predicted_bytes))
         return total_bytes <= self.limit_bytes
 
     def _largest_expected(self, fits: int, fails: int | None) -> int:
@@ -311,13 +312,14 @@ class _BatchSearcher:
 
     def _expected(self, count: int) -> int:
         """The expected total of the smallest plan."""
-        return self.planner(count).fixed_bytes + int(self.ratio * self._smallest_temp_bytes(count))
+        fixed_bytes, temp_bytes = self._smallest(count)
+        return fixed_bytes + int(self.ratio * temp_bytes)
 
-    def _smallest_temp_bytes(self, count: int) -> int:
-        """Predicted temporaries of the smallest plan."""
-        planner = self.planner(count)
-        plans = *planner.solver.min_memory_plans, *planner.min_memory_tilings, *planner.min_memory_chunks
-        return min(plan.predicted.temp_bytes for plan in plans)
+    def _smallest(self, count: int) -> tuple[int, int]:
+        """Predicted bytes of the smallest plan: of arguments and results, and of temporaries."""
+        plans = self.planner(count).min_memory_plans
+        predicted = min((plan.predicted for plan in plans), key=lambda predicted: predicted.total_bytes)
+        return predicted.total_bytes - predicted.temp_bytes, predicted.temp_bytes
 
     def _expected_step_s(self, count: int) -> float:
         """Seconds of a step with the model's fastest plan within the budget."""
@@ -330,6 +332,8 @@ class _BatchSearcher:
         if fastest.predicted.temp_bytes > temp_bytes and planner.min_memory_tilings:
             assert planner.tiling_solver is not None, "the tilings come from it"
             fastest = planner.tiling_solver.solve(temp_bytes, allow_empty=False)
+        if fastest.predicted.temp_bytes > temp_bytes and planner.host_state_solver is not None:
+            fastest = planner.host_state_solver.solve(planner.fixed_bytes + temp_bytes) or fastest
         return fastest.predicted.step_s
 
     def _refuse_flat(self, one: int, other: int) -> None:

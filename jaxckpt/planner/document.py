@@ -74,6 +74,7 @@ class _PlanFile:
     stretches: tuple[ir.LoopSplit, ...] = ()
     nests: tuple[ir.LoopTiling, ...] = ()
     row_chunks: tuple[ir.RowChunk, ...] = ()
+    host_arguments: tuple[int, ...] = ()
     written_by: _Versions
     predicted: ir.Prediction | None = None
     measured: Footprint | None = None
@@ -103,7 +104,7 @@ def document_from_plan(plan: Plan) -> TomlTable:
         "arguments": _Arguments(static_argnums=plan.static_argnums, flat=tuple(map(_line, plan.arguments))),
     }
     document = table_from_record(_PlanFile(**shared_fields(plan, _PlanFile) | own))
-    for key in ("as_planned", "attempt", "decision", "layers", "stretches", "nests", "row_chunks"):
+    for key in ("as_planned", "attempt", "decision", "layers", "stretches", "nests", "row_chunks", "host_arguments"):
         if not document[key]:
             del document[key]
     return document | {"digest": digest(document, plan.described)}

@@ -101,7 +101,7 @@ class CandidatePool:
 
     def is_well_used(self, generator: Generator) -> bool:
         """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
-        fixed_bytes = self.planner.fixed_bytes
+        fixed_bytes = self.planner.least_fixed_bytes
         least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
         fitting = [compiled for compiled in self.of(generator) if compiled.fits(self.limit_bytes)]
         return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
@@ -358,6 +358,10 @@ def generators_for(planner: "Planner") -> list[Generator]:
         found.append(SolverPlans(lambda: tiling, needs_tiling, inherits=True))
     if chunking is not None:
         found.append(SolverPlans(lambda: chunking, needs_memory))
+    if planner.host_state_solver is not None:
+        from jaxckpt.planner.host_state import HostStatePlans  # few planners need it
+
+        found.append(HostStatePlans(planner.host_state_solver))
     return [*found, NearMisses(solver), SimpleRules()]
 
 
@@ -367,4 +371,4 @@ def _total_bytes(plan: ir.GraphPlan) -> int:
 
 def is_unplanned(plan: ir.GraphPlan) -> bool:
     """True if a plan leaves the step as it is."""
-    return not plan.decisions and not plan.loop_tilings and not plan.row_chunks
+    return not (plan.decisions or plan.loop_tilings or plan.row_chunks or plan.host_arguments)

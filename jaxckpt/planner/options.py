@@ -10,7 +10,7 @@ from jaxckpt.ir import Graph, Partition
 from jaxckpt.policy import Policy
 from jaxckpt.solve import Offloading
 
-_DECISIONS = ("recompute", "offload", "partition", "chunk")
+_DECISIONS = ("recompute", "offload", "partition", "chunk", "state")
 _OWN_KEYWORDS = ("budget", "target", "strategy", "donate_argnums", "static_argnums", "progress")
 """Keywords of the functions that plan, besides the options."""
 _STATE = ("offload_parameters", "offload_optimizer_state")
@@ -25,8 +25,9 @@ class PlanOptions:
 
     Attributes:
       allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host),
-        "partition" (as shards over a mesh axis on which the value is replicated) and "chunk" (a loss head, or another
-        region that treats rows alike, runs in pieces of rows, which takes sums over rows in another order).
+        "partition" (as shards over a mesh axis on which the value is replicated), "chunk" (a loss head, or another
+        region that treats rows alike, runs in pieces of rows, which takes sums over rows in another order) and "state"
+        (optimiser state is in host memory between steps: arguments that are donated and that only the update reads).
       policy: A policy, its path, or the name of a ready policy. Decisions of its rules, and of rules of marks in the
         step, are required, except for rules of strength "prefer". The planner decides everything else.
       offload: Limits of offloading; None for the target's own bandwidth and no further limit.
@@ -60,9 +61,10 @@ class PlanOptions:
                 f"plan(allow={self.allow!r}) is no set of decisions that the planner may choose.",
                 got=", ".join(map(repr, unknown)) or "no recomputation",
                 needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they'
-                ' may be kept as shards over a mesh, "chunk" where a loss head may run in pieces of rows',
+                ' may be kept as shards over a mesh, "chunk" where a loss head may run in pieces of rows, "state" where'
+                " optimiser state may be in host memory",
                 advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition"), ("recompute",'
-                ' "chunk") or all four',
+                ' "chunk"), ("recompute", "state") or all five',
                 unknown=tuple(unknown),
             )
 
@@ -118,11 +120,11 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
 
 def _no_plan_of_state(allow: tuple[str, ...], state: list[str]) -> UnknownStrategyError:
     return UnknownStrategyError(
-        f"plan(allow={allow!r}) names arguments of the step; a plan offloads only residuals.",
+        f"plan(allow={allow!r}) has a word of other tools.",
         got=", ".join(map(repr, state)),
-        needed='"recompute" and "offload"; parameters and optimiser state are in the memory in which the caller puts'
-        " them",
-        advice="jax.device_put(state, sharding.with_memory_kind('pinned_host')) before the step, and in the step"
-        " jax.device_put(leaf, jax.memory.Space.Device) where it is read",
+        needed='"recompute", and with it "state" for optimiser state in host memory; parameters are where the caller'
+        " puts them",
+        advice='allow=("recompute", "state"); for parameters jax.device_put(leaf, sharding.with_memory_kind('
+        "'pinned_host')) before the step, and in the step jax.device_put(leaf, jax.memory.Space.Device)",
         unknown=tuple(state),
     )

@@ -53,7 +53,7 @@ class PlannedStep(PlannedFunction[_Arguments, _Results]):
         options: PlanOptions,
         progress: Progress,
     ) -> None:
-        super().__init__(step, calling, self._plan_for)
+        super().__init__(step, calling, self._plan_for, state_on_host="state" in options.allow)
         self._budget = budget
         self._target = target
         self._strategy = strategy

@@ -20,7 +20,7 @@ from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._step import Step
-from jaxckpt._units import budget_bytes, budget_fraction
+from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, LoweredStep, compile_side_by_side, lower_flat, most_compiles
 from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
@@ -40,6 +40,7 @@ from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
+from jaxckpt.rewrite.moves import copy_options
 from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.solve import (
     BudgetSolver,
@@ -58,6 +59,7 @@ from jaxckpt.trace import Traced, trace_step
 
 if TYPE_CHECKING:
     from jaxckpt.planner.chunking import ChunkSolver
+    from jaxckpt.planner.host_state import HostStateSolver
 
 _DEFAULT = PlanOptions()
 _SIMPLE_RULES = (
@@ -147,6 +149,7 @@ class Planner:
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
         self._transformed: dict[tuple[object, ...], Traced] = {}
+        self._problems: dict[tuple[object, ...], Problem] = {}
         self._splitters: dict[OptimalSolver, LoopSplitter] = {}
 
     def _problem(self) -> Problem:
@@ -172,7 +175,12 @@ class Planner:
     @property
     def compiler_options(self) -> tuple[tuple[str, Any], ...]:
         """XLA options that every compile takes: those of the step's jit, and before them those of `options`."""
-        return tuple({**dict(self.traced.compiler_options), **dict(self.options.compiler_options)}.items())
+        return self._options_for(ir.GraphPlan(fingerprint=self.graph.fingerprint))
+
+    def _options_for(self, plan: ir.GraphPlan) -> tuple[tuple[str, Any], ...]:
+        """XLA options for a plan, those of the user before those of ours."""
+        own = copy_options(plan, self.target.platform)
+        return tuple(dict((*own, *self.traced.compiler_options, *self.options.compiler_options)).items())
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
@@ -200,7 +208,7 @@ class Planner:
         if budget_fraction(budget) is not None:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
-        if self.fixed_bytes > limit_bytes:
+        if self.least_fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
@@ -283,6 +291,23 @@ class Planner:
         return () if self.chunk_solver is None else self.chunk_solver.min_memory_plans
 
     @cached_property
+    def host_state_solver(self) -> "HostStateSolver | None":
+        """The solver for plans with optimiser state in host memory; None unless that is allowed, and there is some."""
+        if "state" not in self.options.allow or self.target.platform == "cpu":
+            return None
+        from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
+
+        solvers = (self.recompute_only if self.problem.may_move else self.solver, self.chunk_solver)
+        found = HostStateSolver(self, [solver for solver in solvers if solver is not None])
+        return found if found.choices else None
+
+    @property
+    def min_memory_plans(self) -> tuple[ir.GraphPlan, ...]:
+        """Plans of about the least predicted memory, of all kinds that are allowed."""
+        state = () if self.host_state_solver is None else self.host_state_solver.min_memory_plans
+        return *self.solver.min_memory_plans, *self.min_memory_tilings, *self.min_memory_chunks, *state
+
+    @cached_property
     def recompute_only(self) -> OptimalSolver:
         """The optimal solver for plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
@@ -307,16 +332,20 @@ class Planner:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes that no plan changes: arguments, and results that reuse no donated argument."""
+        """Bytes that no decision about residuals changes: arguments, and results that reuse no donated argument."""
         return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
+
+    @property
+    def least_fixed_bytes(self) -> int:
+        """These bytes with all state in host memory that may be there."""
+        return self.fixed_bytes - (0 if self.host_state_solver is None else self.host_state_solver.state_bytes)
 
     def smallest(self) -> CompiledPlan:
         """The plan of the smallest compiled total, of those of least predicted memory and of rules that may be smaller.
 
         A rule may be smaller if the model predicts too much for it, by more than it was off for the others.
         """
-        plans = *self.solver.min_memory_plans, *self.min_memory_tilings, *self.min_memory_chunks
-        compiled = self.measure_all(plans)
+        compiled = self.measure_all(self.min_memory_plans)
         least_bytes = min(each.footprint.total_bytes for each in compiled)
         share = 1 - RULES_ERROR * max(each.model_error for each in compiled)
         rules = (plan for plan in self.simple_rules if share * plan.predicted.total_bytes < least_bytes)
@@ -325,14 +354,16 @@ class Planner:
     def floor(self) -> Floor:
         """The memory of the smallest plan by purpose, with remedies other than a plan.
 
-        Where "chunk" is not allowed, rows in pieces are one of them, with predicted bytes; nothing is compiled for it.
+        Where "chunk" is not allowed, rows in pieces are one of them, and where "state" is not, optimiser state in host
+        memory, both with predicted bytes; nothing is compiled for them.
         """
         return self.floor_of(self.smallest().footprint)
 
     def floor_of(self, smallest: Footprint) -> Floor:
         """The floor of the smallest plan, from its compiled footprint."""
-        found = floor_of(smallest, self.graph, step=self.traced.name)
-        return found if "chunk" in self.options.allow else found.with_remedies(self._chunk_remedies())
+        found, allow = floor_of(smallest, self.graph, step=self.traced.name), self.options.allow
+        found = found if "chunk" in allow else found.with_remedies(self._chunk_remedies())
+        return found if "state" in allow else found.with_remedies(self._state_remedies())
 
     def _chunk_remedies(self) -> Iterator[Remedy]:
         """Rows in pieces as a remedy, if the step has such rows."""
@@ -345,6 +376,20 @@ class Planner:
             saves_bytes=saved_bytes,
             command='allow=("recompute", "chunk")',
         )
+
+    def _state_remedies(self) -> Iterator[Remedy]:
+        """Optimiser state in host memory as a remedy, if the step has some; the CPU's memory is the host's."""
+        from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
+
+        if self.target.platform != "cpu":
+            yield Remedy(
+                title="optimiser state in host memory",
+                how="Arguments that are donated, and that only the update reads, are in host memory between steps. A"
+                " plan copies them to the device and back for the update, group by group, beside the backward. The"
+                " figure is predicted.",
+                saves_bytes=HostStateSolver(self, ()).saved_bytes,
+                command='allow=("recompute", "state")',
+            )
 
     @cached_property
     def _chunk_estimate(self) -> tuple[int, int]:
@@ -393,13 +438,14 @@ class Planner:
             version=self.target.compiler_version,
         )
         self._say(f"compiling for {self.target.name}")
+        rewritten = self.rewritten(plan)
         return lower_flat(
-            self.rewritten(plan).call,
-            self.traced.specs,
+            rewritten.call,
+            rewritten.traced.specs,
             donated=self.traced.donated,
             target=self.target,
-            compiler_options=self.compiler_options,
-            out_shardings=self.traced.out_shardings,
+            compiler_options=self._options_for(plan),
+            out_shardings=rewritten.out_shardings,
             name=self.traced.name,
             argument_paths=self.traced.paths,
         )
@@ -415,6 +461,22 @@ class Planner:
         if changes not in self._transformed:
             self._transformed[changes] = transformed_step(self.traced, plan)
         return self._transformed[changes]
+
+    def problem_of(self, plan: ir.GraphPlan) -> Problem:
+        """The problem of the step whose values a plan decides on."""
+        changes = plan.row_chunks, plan.loop_splits, plan.loop_tilings
+        if not any(changes):
+            return self.problem
+        if changes not in self._problems:
+            self._problems[changes] = replace(
+                self.problem,
+                graph=self.transformed_step(plan).graph,
+                required={},
+                row_chunks=plan.row_chunks,
+                loop_tilings=plan.loop_tilings,
+                fingerprint=self.graph.fingerprint,
+            )
+        return self._problems[changes]
 
     def loop_splitter(self, solver: OptimalSolver) -> LoopSplitter:
         """Splits loops, so that a mixture of two plans of a solver can be carried out."""
@@ -449,9 +511,11 @@ class Planner:
         Raises:
           VerificationError: The plan moves values to the host, and computes something else than the step.
         """
-        if candidate.plan.offloads:
+        if candidate.plan.copies:
             notes = (*notes, verification_note(self.step, candidate.plan, self.graph, say=self._say))
         notes = *notes, *map(self._chunk_note, candidate.plan.row_chunks[:1])
+        if candidate.plan.host_arguments:
+            notes = *notes, self._state_note(candidate.plan)
         graph = self.transformed_step(candidate.plan).graph
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.GraphPlan)}
         return Plan(
@@ -467,6 +531,16 @@ class Planner:
             notes=notes,
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
             **more,
+        )
+
+    def _state_note(self, plan: ir.GraphPlan) -> str:
+        """A sentence on optimiser state in host memory."""
+        paths = [self.traced.paths[v] for v in plan.host_arguments]
+        size_bytes = sum(self.graph.values[v].size_bytes for v in plan.host_arguments)
+        listed = ", ".join(paths[:2]) + (", ..." if len(paths) > 2 else "")
+        return (
+            f"{len(paths)} arguments ({listed}) of {format_bytes(size_bytes)} are in host memory between steps, and so"
+            " are the results that take over their memory."
         )
 
     def _chunk_note(self, chunk: ir.RowChunk) -> str:

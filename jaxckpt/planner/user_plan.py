@@ -7,7 +7,7 @@ decided value, the arguments, the target and the budget.
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, ParamSpec, TypeVar
@@ -137,6 +137,8 @@ class Plan(ir.GraphPlan, Shown):
         counts = Counter(decision.participle for decision in self.decisions.values())
         decided = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no decisions"
         decided += "".join(f", rows in {chunk.pieces} pieces" for chunk in self.row_chunks)
+        if self.host_arguments:
+            decided += f", {len(self.host_arguments)} arguments on the host"
         return f"{self.strategy} for {self.target}, {total}{budget}; {decided}"
 
     @property
@@ -151,18 +153,24 @@ class Plan(ir.GraphPlan, Shown):
         warnings.warn("Plan.nests is now Plan.loop_tilings", DeprecationWarning, stacklevel=2)
         return self.loop_tilings
 
-    def apply(self, step: Callable[_Arguments, _Results]) -> PlannedFunction[_Arguments, _Results]:
+    def apply(
+        self, step: Callable[_Arguments, _Results], *, donate_argnums: int | Sequence[int] = ()
+    ) -> PlannedFunction[_Arguments, _Results]:
         """The planned step: the step rewritten by this plan.
 
         Args:
           step: The function that the plan was made for, plain or jitted.
+          donate_argnums: Arguments whose memory the results may take when the planned step is called without a jit
+            around it; those of a jitted step are read from it.
 
         Returns:
           A function of the same signature and results, with `lower`. Wrap it in `jax.jit`, with the same donation as
-          the plan. The function refuses arguments of other shapes (`PlanMismatchError`).
+          the plan; or call it as it is: it compiles itself. With optimiser state in host memory the latter is simpler:
+          it moves the state there at the first call. The function refuses arguments of other shapes, and under
+          `jax.jit` those in another memory (`PlanMismatchError`).
         """
         static_argnums = () if Calling(step).is_jitted else self.static_argnums
-        return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
+        return apply(step, self, donate_argnums=donate_argnums, static_argnums=static_argnums, arguments=self.arguments)
 
     def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":
         """The plan with other decisions, written by hand.

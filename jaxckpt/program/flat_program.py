@@ -24,6 +24,8 @@ Atom: TypeAlias = jex.Var | jex.Literal
 """An operand or result of an equation."""
 Params: TypeAlias = dict[str, Any]
 """Parameters of an equation."""
+HOST_MEMORY = "pinned_host"
+"""JAX's name for the host memory that devices read directly."""
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 CondKey: TypeAlias = tuple[int, ...]
 """A name for a cond that stays the same when other conds are kept closed."""
@@ -176,6 +178,11 @@ def constants_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
 def array_spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
     """The description of an argument of some type."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+
+
+def is_on_host(aval: jax.core.AbstractValue) -> bool:
+    """True for the type of an array in host memory."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
 
 
 def renamed(atom: Atom, names: Mapping[jex.Var, _Name]) -> Atom | _Name:

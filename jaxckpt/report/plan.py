@@ -71,6 +71,8 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
     for chunk in plan.row_chunks:
         yield f"rows of value {chunk.value} (dimension {chunk.dimension})", f"in {chunk.pieces} pieces"
+    if plan.host_arguments:
+        yield "arguments in host memory", f"{len(plan.host_arguments)}"
     for split in plan.loop_splits:
         yield f"loop {split.loop} split", f"{' + '.join(map(str, split.lengths))} iterations"
     for tiling in plan.loop_tilings:

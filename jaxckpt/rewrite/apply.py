@@ -30,7 +30,9 @@ from jaxckpt.ir import Graph, GraphPlan, Offload, Partition
 from jaxckpt.program.flat_program import open_jaxpr
 from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import Argument, check_planned
+from jaxckpt.rewrite.host_arguments import described_in, moved_in_trace, moved_to
 from jaxckpt.rewrite.known_bad import refuse_miscompiled
+from jaxckpt.rewrite.moves import copy_options
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 from jaxckpt.trace import Traced, trace_call
 
@@ -59,7 +61,8 @@ def apply(
         check_planned(traced, plan, arguments, graph)
         return plan
 
-    return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    return PlannedFunction(step, calling, decide, state_on_host=bool(plan.host_arguments))
 
 
 def apply_decided(
@@ -78,10 +81,18 @@ class PlannedFunction(Generic[_Arguments, _Results]):
     """A step with decisions carried out, which are made when it is called, once for each kind of arguments.
 
     It is called as the step is, and may stand under `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
+
+    With `state_on_host` decisions may have arguments in host memory. The step is traced as if they were on the device.
+    Called directly, it moves arguments to where the decisions have them; under a jit they should be there.
     """
 
     def __init__(
-        self, step: Callable[_Arguments, _Results], calling: Calling, decide: Callable[[Traced], GraphPlan]
+        self,
+        step: Callable[_Arguments, _Results],
+        calling: Calling,
+        decide: Callable[[Traced], GraphPlan],
+        *,
+        state_on_host: bool = False,
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
@@ -90,6 +101,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         mark_planned(self, calling)
         self._calling = calling
         self._decide = decide
+        self._state_on_host = state_on_host
         self._calls: dict[tuple[int, _MeshAxes], _RewrittenCall | _UnloweredCall] = {}
         self._plan: GraphPlan | None = None
 
@@ -106,10 +118,13 @@ class PlannedFunction(Generic[_Arguments, _Results]):
     def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Results:
         """Runs the planned step."""
         with self._calling.bind(args, kwargs) as call:
-            stage = call.trace()  # jit gives back the same jaxpr where nothing has changed
+            traced_call = call.on_device() if self._state_on_host else call
+            stage = traced_call.trace()  # jit gives back the same jaxpr where nothing has changed
             if _is_called_by_jax():
                 refuse_lost_state(_compat.traced_leaves(stage).name, call, stage)
-            results: _Results = call.results(stage, self._rewritten(call, stage)(call.leaves))
+            is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
+            run = self._rewritten(traced_call, stage, is_traced=is_traced)
+            results: _Results = call.results(stage, run(call.leaves))
             return results
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -119,15 +134,17 @@ class PlannedFunction(Generic[_Arguments, _Results]):
     def lower(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> jax.stages.Lowered:
         """Lowers what a call with these arguments would run: a function of flat arrays, in the order of the step's."""
         with self._calling.bind(args, kwargs) as call:
-            return self._rewritten(call, call.trace()).lower(call.leaves)
+            traced_call = call.on_device() if self._state_on_host else call
+            return self._rewritten(traced_call, traced_call.trace(), is_traced=False).lower(call.leaves)
 
-    def _rewritten(self, call: StepCall, stage: jax.stages.Traced) -> "_RewrittenCall | _UnloweredCall":
+    def _rewritten(
+        self, call: StepCall, stage: jax.stages.Traced, *, is_traced: bool
+    ) -> "_RewrittenCall | _UnloweredCall":
         key = id(stage.jaxpr), _mesh_axes(call.leaves)
         found = self._calls.get(key)
         if found is None:
             traced = trace_call(call, stage)
             plan = self._decide(traced)
-            is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
             if is_traced and _needs_shardings(traced, plan):
                 found = _UnloweredCall(self, call, traced, plan)
             else:
@@ -173,20 +190,26 @@ class _RewrittenCall:
         self.plan = plan
         self.traced = rewritten.traced
         self._rewritten = rewritten
-        self._jitted = jax.jit(self.run, donate_argnums=tuple(sorted(self.traced.donated)))
+        self._avals = [variable.aval for variable in open_jaxpr(rewritten.jaxpr).invars]
+        options = dict(option for platform in platforms(self.traced) for option in copy_options(plan, platform))
+        donated = tuple(sorted(self.traced.donated))
+        self._jitted = jax.jit(self.run, donate_argnums=donated, compiler_options=options or None)
 
     def lower(self, flat: Sequence[Any]) -> jax.stages.Lowered:
         """Lowers the step as a jit of its own."""
-        return self._jitted.lower(*flat)
+        return self._jitted.lower(*map(described_in, flat, self._avals))
 
     def __call__(self, flat: Sequence[Any]) -> Sequence[Any]:
-        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in flat)
-        return self.run(*flat) if is_traced else self._jitted(*flat)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in flat):
+            return self.run(*moved_in_trace(self.traced.name, self.traced.paths, flat, self._avals))
+        donated = (i in self.traced.donated for i in range(len(flat)))
+        return self._jitted(*map(moved_to, flat, self._avals, donated))
 
     def run(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """The rewritten step between the shardings that the step's own jit asks for."""
-        operands = map(_constrained, flat, self.traced.in_shardings)
-        return list(map(_constrained, self._rewritten.call(*operands), self.traced.out_shardings))
+        rewritten = self._rewritten
+        operands = map(_constrained, flat, rewritten.in_shardings)
+        return list(map(_constrained, rewritten.call(*operands), rewritten.out_shardings))
 
 
 class _UnloweredCall:

@@ -68,7 +68,8 @@ class _Emitter:
         self._has_clones = any(isinstance(step, Run) and step.is_clone for step in schedule.steps)
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' values."""
-        self._stacks = HostStacks(self._variables, schedule, stacked=stacked)
+        apart = {*traced.graph.inputs, *traced.graph.outputs}
+        self._stacks = HostStacks(self._variables, schedule, stacked=stacked, apart=apart)
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]

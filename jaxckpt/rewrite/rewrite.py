@@ -14,10 +14,11 @@ import jax.extend.core as jex
 
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
-from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram, OpenLoop
+from jaxckpt.program.flat_program import AnyJaxpr, Atom, FlatProgram, OpenLoop, is_on_host
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.check_plan import check_planned
 from jaxckpt.rewrite.equations import equations
+from jaxckpt.rewrite.host_arguments import host_sharding, with_host_arguments
 from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
@@ -25,8 +26,9 @@ from jaxckpt.trace import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rewritten:
-    """A step that carries out a plan; `traced` has its rows in pieces and its loops split or tiled as the plan says.
+    """A step that carries out a plan.
 
+    `traced` has its rows in pieces, its loops split or tiled and its state in host memory as the plan says.
     Each run of the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan.
     """
 
@@ -34,6 +36,16 @@ class Rewritten:
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
     jaxpr: AnyJaxpr = field(repr=False)
+
+    @property
+    def in_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
+        """The sharding that the step's own jit asks of each flat argument, in the memory that the plan has it in."""
+        return tuple(map(_in_memory, self.traced.in_shardings, open_jaxpr(self.jaxpr).invars))
+
+    @property
+    def out_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
+        """The sharding that it asks of each result, in the memory that the plan has it in."""
+        return tuple(map(_in_memory, self.traced.out_shardings, open_jaxpr(self.jaxpr).outvars))
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
@@ -50,12 +62,18 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
     check_planned(traced, plan)
     if transformed is None:
         transformed = transformed_step(traced, plan)
+    if plan.host_arguments:
+        transformed = with_host_arguments(transformed, plan.host_arguments)
     steps = schedule(transformed.graph, plan)
     eqns, outvars = equations(transformed, steps, stacked=stacked)
     program = _with_scheduled_loops(transformed) if plan.decisions else transformed.program
     closed = closed_jaxpr(program, eqns, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed)
+
+
+def _in_memory(sharding: jax.sharding.Sharding | None, atom: Atom) -> jax.sharding.Sharding | None:
+    return host_sharding(sharding) if sharding is not None and is_on_host(atom.aval) else sharding
 
 
 def _with_scheduled_loops(traced: Traced) -> FlatProgram:

@@ -75,12 +75,15 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
     stage, and their results pass it (see `updates`). A compiler would put them at the end of the step, and keep the
     gradients.
 
+13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
+    group's gradients are finished (see `host_state`).
+
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
-loop (7), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11, 12), run it (10), pin and store
-its results (1, 6). Loads come before operands because the barrier of a stage waits for its sources; stores come last
-because they read pinned values.
+loop (7), update groups of state (13), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11,
+12), run it (10), pin and store its results (1, 6). Loads come before operands because the barrier of a stage waits for
+its sources; stores come last because they read pinned values.
 
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
@@ -91,6 +94,7 @@ from itertools import chain
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.ir.kind import POOLING_GRADIENT
+from jaxckpt.schedule.host_state import HostState
 from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Availability, Recomputation
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
@@ -115,6 +119,7 @@ class _Scheduler:
         self.graph = graph
         self.writer = StepWriter(graph)
         self.updates = UpdateRunner(graph, self.writer)
+        self.host_state = HostState(graph, plan, self.writer, self.updates)
         self.transfers = Transfers(graph, plan, self.writer, self.updates)
         availability = Availability(graph, plan)
         self.dropped = availability.dropped
@@ -135,9 +140,15 @@ class _Scheduler:
                 continue
             if unchanged.loop != writer.loop:
                 self._enter(unchanged.loop)
+            if self.updates.held:
+                if writer.loop is None:
+                    self.host_state.before(op)
+                if op in self.updates.done or op in self.updates.held:
+                    continue
             if transfers.values:
                 transfers.before(graph.ops[op])
-            writer.steps.append(self._run(graph.ops[op]) if transfers.values or op in changed else unchanged)
+            is_changed = transfers.values or self.updates.held or op in changed
+            writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
             if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
             if op in kept_by:

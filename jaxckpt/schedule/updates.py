@@ -21,7 +21,7 @@ from math import inf
 from jaxckpt.ir import Graph
 from jaxckpt.schedule.steps import Run, StepWriter
 
-_LARGE_BYTES = 2**20
+LARGE_BYTES = 2**20
 """Updates of smaller results run at the end, as written: XLA updates many small parameters in one kernel."""
 
 
@@ -29,31 +29,24 @@ class EarlyUpdates:
     """The ops of the update that can run before the backward is over; the same for all plans of a graph.
 
     Left out are ops of loops, ops that read residuals, which may be recomputed or on the host, and those behind them.
+
+    Attributes:
+      after: For each op of the update the backward op behind which it can run; -1 if it reads no gradient, infinity if
+        it is left out.
+      of_large_results: Updates that the large results of the step are computed by.
     """
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        self._after: dict[int, float] = {}
-        """For each op of the update the backward op behind which it can run; -1 if it reads no gradient."""
+        self.after: dict[int, float] = {}
         for number in sorted(graph.updates):
             op = graph.ops[number]
             can_move = op.loop is None and not op.effects
-            self._after[number] = max(map(self._available, op.reads), default=-1.0) if can_move else inf
+            self.after[number] = max(map(self._available, op.reads), default=-1.0) if can_move else inf
         self._before: dict[int, frozenset[int]] = {}
-        self._by_end = sorted((after, number) for number, after in self._after.items() if 0 <= after < inf)
-
-        self.of_large_results = self._leading_to(v for v in graph.outputs if graph.values[v].size_bytes >= _LARGE_BYTES)
-        """Updates that the large results of the step are computed by."""
-
-    def _leading_to(self, values: Iterable[int]) -> frozenset[int]:
-        found: set[int] = set()
-        pending = [self._graph.producer[v] for v in values]
-        while pending:
-            op = pending.pop()
-            if op is not None and op in self._after and op not in found:
-                found.add(op)
-                pending.extend(self._graph.producer[v] for v in self._graph.ops[op].reads)
-        return frozenset(found)
+        self._by_end = sorted((after, number) for number, after in self.after.items() if 0 <= after < inf)
+        large = (graph.producer[v] for v in graph.outputs if graph.values[v].size_bytes >= LARGE_BYTES)
+        self.of_large_results = self.with_needed(op for op in large if op is not None)
 
     def _available(self, value: int) -> float:
         graph, producer = self._graph, self._graph.producer[value]
@@ -61,23 +54,25 @@ class EarlyUpdates:
             return -1.0
         if value in graph.read_after_forward or graph.ops[producer].loop is not None:
             return inf
-        return self._after.get(producer, float(producer))
+        return self.after.get(producer, float(producer))
 
     def before(self, reader: int) -> frozenset[int]:
         """Updates whose last gradient an op before `reader` writes, and the ops that they need."""
         if reader not in self._before:
-            self._before[reader] = self._finished_before(reader)
+            finished = self._by_end[: bisect_left(self._by_end, (float(reader), -1))]
+            self._before[reader] = self.with_needed(number for _, number in finished)
         return self._before[reader]
 
-    def _finished_before(self, reader: int) -> frozenset[int]:
+    def with_needed(self, ops: Iterable[int]) -> frozenset[int]:
+        """Those of some ops that are updates, with the updates that they need."""
         found: set[int] = set()
-        pending = [number for _, number in self._by_end[: bisect_left(self._by_end, (float(reader), -1))]]
+        pending = list(ops)
         while pending:
-            number = pending.pop()
-            if number not in found:
-                found.add(number)
-                producers = (self._graph.producer[v] for v in self._graph.ops[number].reads)
-                pending.extend(op for op in producers if op is not None and self._after.get(op) == -1)
+            op = pending.pop()
+            if op in self.after and op not in found:
+                found.add(op)
+                producers = (self._graph.producer[v] for v in self._graph.ops[op].reads)
+                pending.extend(producer for producer in producers if producer is not None)
         return frozenset(found)
 
 
@@ -86,23 +81,39 @@ class UpdateRunner:
 
     Attributes:
       done: Ops of updates that ran.
+      held: Ops that run only when they are named: what they read is in host memory until then.
     """
 
     def __init__(self, graph: Graph, writer: StepWriter):
         self.done: set[int] = set()
+        self.held: set[int] = set()
         self._graph, self._writer = graph, writer
+        self._passing: tuple[list[int], list[int]] = [], []
+        """Values that `run` wrote before the last call of `run_before`, and since."""
 
     def run_before(self, reader: int, *, only_large: bool = False) -> list[int]:
-        """Runs the updates whose gradients are finished before an op, and returns the values that they write.
+        """Runs the updates whose gradients are finished before an op; returns values that pass the barrier there.
 
-        `only_large` leaves those with small results at the end: their gradients pass barriers (rule 9), and would not
+        They are the values that these updates write, and those that `run` wrote before the barrier before: what it
+        wrote since may still be on its way to the host.
+
+        `only_large` leaves updates with small results at the end: their gradients pass barriers (rule 9), and would not
         be read behind them.
         """
-        graph, writer, updates = self._graph, self._writer, self._graph.once(EarlyUpdates)
-        due = updates.before(reader) - self.done
+        updates = self._graph.once(EarlyUpdates)
+        due = updates.before(reader)
+        written, self._passing = self._passing[0], (self._passing[1], [])
+        return [*written, *self._run((due & updates.of_large_results if only_large else due) - self.held, reader)]
+
+    def run(self, ops: Iterable[int], reader: int) -> None:
+        """Runs some updates before an op, with those that they need."""
+        self._passing[1].extend(self._run(self._graph.once(EarlyUpdates).with_needed(ops), reader))
+
+    def _run(self, due: Iterable[int], reader: int) -> list[int]:
+        graph, writer = self._graph, self._writer
         written: list[int] = []
-        for op in map(graph.ops.__getitem__, sorted(due & updates.of_large_results if only_large else due)):
-            if op.id >= reader:
+        for op in map(graph.ops.__getitem__, sorted(set(due) - self.done)):
+            if op.id >= reader or op.id in self.held:  # the others ran in their place
                 writer.steps.append(Run(op=op.id, reads=tuple(writer.current[v] for v in op.reads), writes=op.writes))
                 self.done.add(op.id)
                 written.extend(op.writes)

@@ -259,8 +259,9 @@ class Problem:
         graph = self.graph
         runs = (step for step in scheduled.steps if isinstance(step, Run))
         clones = (s for s in runs if s.is_clone or (s.loop is not None and graph.is_in_clone(s.loop)))
+        host_bytes = sum(graph.values[v].size_bytes for v in plan.host_arguments)
         return Prediction(
-            argument_bytes=graph.argument_bytes,
+            argument_bytes=graph.argument_bytes - host_bytes,
             output_bytes=unaliased_output_bytes(graph),
             temp_bytes=replayed.peak_bytes,
             step_s=replayed.step_s,

@@ -23,6 +23,7 @@ from jaxckpt._errors import UnverifiableError, VerificationError
 from jaxckpt._step import Step
 from jaxckpt.calling import Calling
 from jaxckpt.rewrite import apply
+from jaxckpt.rewrite.host_arguments import moves_in_traces
 from jaxckpt.verifier.inputs import copies, make_inputs
 from jaxckpt.verifier.interpret import run_one_by_one
 from jaxckpt.verifier.verification import (
@@ -80,14 +81,17 @@ def verify(
     called = Runnable(call)
     other = called.like(apply(call.function, planned) if isinstance(planned, ir.GraphPlan) else planned)
     inputs = make_inputs(call.args, calling=called.calling)
-    (traced, results), (planned_traced, planned_results) = called.trace(inputs.args), other.trace(inputs.args)
+    traced, results = called.trace(inputs.args)
+    with moves_in_traces():
+        planned_traced, planned_results = other.trace(inputs.args)
     _refuse_other_results(called.name, results, planned_results)
     expected = called.run(inputs.args, exact=exact)
     if inputs.generated and any(map(_is_nan, expected)):
         inputs = make_inputs(call.args, calling=called.calling, tame=True)
         expected = called.run(inputs.args, exact=exact)
         _refuse_void(called.name, expected)
-    found = other.run(inputs.args, exact=exact)
+    with moves_in_traces():
+        found = other.run(inputs.args, exact=exact)
     allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced))
     return Verification(
         step=called.name,
