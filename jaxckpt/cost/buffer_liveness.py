@@ -132,7 +132,7 @@ class BufferLiveness:
         if self.graph.loops:
             for position in self.kernels.rules.needed_operands[op.id]:
                 self._copy_slices(at, step.reads[position])
-        needed_bytes = op.workspace_bytes + self.kernels.arithmetic.padding_bytes[op.id]
+        needed_bytes = op.workspace_bytes + self.kernels.padded.size_bytes.get(at, 0)
         if needed_bytes := needed_bytes + self.kernels.library.handed_bytes.get(at, 0):
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)

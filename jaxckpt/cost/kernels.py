@@ -182,15 +182,44 @@ class LibraryProducts:
         return 0.0
 
 
+class PaddedOperands:
+    """Operands of the products of a schedule that are copied into longer arrays (`padding`).
+
+    Attributes:
+      size_bytes: For each step with such a product the bytes of the copies.
+    """
+
+    def __init__(
+        self, arithmetic: ArithmeticCosts, sources: Sequence[SourceBytes], instance_bytes: Sequence[int]
+    ) -> None:
+        self.size_bytes: dict[int, int] = {}
+        self._arithmetic = arithmetic
+        self._sources, self._instance_bytes = sources, instance_bytes
+        self._read_by_clones: set[int] = set()
+        """Buffers that recomputed products read."""
+
+    def run(self, at: int, step: Run) -> None:
+        """Counts the operands of a product, after all products before it."""
+        operands = [self._sources[instance] for instance in step.reads]
+        if step.is_clone:
+            self._read_by_clones.update(*operands)
+        copied_bytes = self._arithmetic.padding_bytes[step.op]
+        for position in self._arithmetic.padded_at_once[step.op]:
+            if not self._read_by_clones.isdisjoint(operands[position]):
+                copied_bytes += self._instance_bytes[step.reads[position]]
+        if copied_bytes:
+            self.size_bytes[at] = copied_bytes
+
+
 class ScheduleKernels:
     """The kernels of a schedule, by step.
 
     Attributes:
       by_step: For each step the kernel that it starts, or adds to; None where it runs in later ones, or is no op.
       sources: For each instance the buffers that are read to have it; a buffer is its own source.
-      size_bytes: Of each instance.
       on_link: Instances on the host, or just back from it, outside of loops.
       recompute_s: Seconds of the kernels of clones.
+      padded: The operands of products that are copied into longer arrays.
       library: What the products of a library hand on to the kernels behind them.
       chain_s: For each instance that is not in memory the seconds of the arithmetic that leads to it.
     """
@@ -203,12 +232,12 @@ class ScheduleKernels:
         self.arithmetic = arithmetic
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
         self.sources = self.fusion.sources
-        self.size_bytes = self.fusion.size_bytes
         siblings = {i: kernels for kernels in self.fusion.siblings.values() for i in kernels}
         self.passes = SharedPasses(rates, rules.rows.strided_reductions, siblings)
         self.library = LibraryProducts(graph, self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
         self.on_link: set[int] = set()
+        self.padded = PaddedOperands(arithmetic, self.sources, self.size_bytes)
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
         loop: int | None = None
@@ -222,6 +251,11 @@ class ScheduleKernels:
                 self._barrier(at, step)
             else:
                 self._move(step)
+
+    @property
+    def size_bytes(self) -> list[int]:
+        """Bytes of each instance."""
+        return self.fusion.size_bytes
 
     def _barrier(self, at: int, step: Barrier) -> None:
         """Passes instances on in the buffers that they are in."""
@@ -263,6 +297,8 @@ class ScheduleKernels:
             else:
                 chain_s[instance] = arithmetic_s
         op = self.graph.ops[step.op]
+        if op.kind is Kind.CONTRACTION:
+            self.padded.run(at, step)
         behind_library_s = self.library.behind_s(at, step)
         if not written and not op.effects:
             return None
@@ -287,7 +323,7 @@ class ScheduleKernels:
             kernel_s = 0.0
         else:
             kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
-        if padding_bytes := self.arithmetic.padding_bytes[op.id]:
+        if padding_bytes := self.padded.size_bytes.get(at):
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
         if parts_bytes:
             kernel_s += self.rates.kernel_s(parts_bytes + result_bytes)

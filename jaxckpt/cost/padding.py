@@ -78,6 +78,16 @@ def padding_bytes(graph: Graph, op: Op) -> int:
     return sum(graph.values[v].size_bytes for v in padded)
 
 
+def padded_at_once(graph: Graph, op: Op) -> tuple[int, ...]:
+    """Positions of operands that are written into the longer array at once (rule 2), and not copied.
+
+    Where a product is recomputed that reads the same array, that one is in memory as well, and the operand is copied.
+    """
+    if not sums_padded_parts(graph, op):
+        return ()
+    return tuple(position for position, v in enumerate(op.reads) if not _is_read_by_others(graph, v, op))
+
+
 def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, list[float]] | None:
     """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
     # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a

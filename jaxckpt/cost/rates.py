@@ -14,7 +14,7 @@ Source: Williams et al. 2009 (roofline).
 
 from dataclasses import dataclass
 
-from jaxckpt.cost.padding import padding_bytes, parts_bytes
+from jaxckpt.cost.padding import padded_at_once, padding_bytes, parts_bytes
 from jaxckpt.ir import Graph, Kind, Op
 
 _WIDER = {
@@ -127,6 +127,8 @@ class ArithmeticCosts:
       matrix_s: What it needs of the matrix units, or, for an op with a body, of whatever its FLOPs run on.
       padding_bytes: What a contraction takes for operands whose lengths its kernels cannot do: they are copied into
         longer arrays.
+      padded_at_once: The positions of its operands that are written into longer arrays at once, unless a product that
+        is recomputed reads them too.
       parts_bytes: What a contraction writes that is summed in parts: all of them, before another kernel adds them up.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
     """
@@ -134,6 +136,7 @@ class ArithmeticCosts:
     vector_s: tuple[float, ...]
     matrix_s: tuple[float, ...]
     padding_bytes: tuple[int, ...]
+    padded_at_once: tuple[tuple[int, ...], ...]
     parts_bytes: tuple[int, ...]
     unpriced: tuple[str, ...]
 
@@ -144,6 +147,7 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         padding_bytes=tuple(padding_bytes(graph, op) for op in graph.ops),
+        padded_at_once=tuple(padded_at_once(graph, op) for op in graph.ops),
         parts_bytes=tuple(parts_bytes(graph, op) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
