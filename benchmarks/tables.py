@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks.gallery.page import readme_table, tables as gallery_tables
 from benchmarks.host_state import ALLOWED
+from benchmarks.model_error import table as model_errors
 from benchmarks.record import RESULTS, read
-from benchmarks.strangers import findings
+from benchmarks.strangers import STRANGERS, findings
 from jaxckpt import load_policy
 from jaxckpt._units import format_bytes
 
@@ -21,7 +22,7 @@ README = ROOT / "README.md"
 COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
     ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
-BUDGETS, GALLERY = (ROOT / "docs" / f"{name}.md" for name in ("budgets", "gallery"))
+BUDGETS, GALLERY, MODEL = (ROOT / "docs" / f"{name}.md" for name in ("budgets", "gallery", "cost-model"))
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
@@ -31,6 +32,7 @@ def main() -> None:
     write(BUDGETS, {"chunks": chunks_table(), "host state": host_state_table()})
     write(GALLERY, gallery_tables())
     write(COST, {"cost": cost_table()})
+    write(MODEL, {"model error": model_error_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
     write(RULES, rules_tables())
@@ -72,6 +74,15 @@ def chunks_table() -> str:
             f" {1e3 * row['estimated_step_s']:.1f} ms |"
         )
     return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
+
+
+def model_error_table() -> str:
+    """Errors of the model by plan, without the list of the worst ones."""
+    steps = read("model-error")["steps"]
+    dates = sorted({step["date"] for step in steps.values()})
+    jax = ", ".join(sorted({step["versions"]["jax"] for step in steps.values()}))
+    errors, _, _ = model_errors(steps).partition("\n\n")
+    return f"{errors}\n\n{len(steps)} of {len(STRANGERS)} steps, jax {jax}, {' and '.join(dates)}.\n"
 
 
 def host_state_table() -> str:
