@@ -187,19 +187,23 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     chosen = dict.fromkeys((planner.smallest().plan, asked[-1]))
     while len(chosen) < points and (plan := _in_widest_gap(chosen, asked)) is not None:
         chosen[plan] = None
-    best = tuple(_undominated(planner.measure_all(chosen)))
+
+    def seconds(candidate: CompiledPlan) -> float:
+        return planner.step_s_with_stalls(candidate) or candidate.step_s
+
+    best = tuple(_undominated(planner.measure_all(chosen), seconds))
     return Frontier(
         step=planner.traced.name,
         target=planner.target.name,
         points=tuple(
             FrontierPoint(
                 total_bytes=candidate.footprint.total_bytes,
-                step_s=candidate.step_s,
+                step_s=seconds(candidate),
                 plan=planner.as_plan(candidate, budget_bytes=candidate.footprint.total_bytes),
             )
             for candidate in best
         ),
-        between=tuple(_expected(asked, best)),
+        between=tuple(_expected(asked, best, seconds)),
         unplanned=planner.unplanned,
         compiles=planner.compile_count,
         dropped=len(chosen) - len(best),
@@ -224,6 +228,11 @@ def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
             lowest = min((plan.predicted.temp_bytes for plan in planner.min_memory_chunks), default=low)
             budgets = _evenly(min(lowest, low), high, planner.limits.asked * points)
             plans += [planner.chunk_solver.solve(budget, allow_empty=False) for budget in budgets]
+        if planner.host_state_solver is not None:
+            others = min(plan.predicted.total_bytes for plan in plans)
+            lowest = min(plan.predicted.total_bytes for plan in planner.host_state_solver.min_memory_plans)
+            found = map(planner.host_state_solver.solve, _evenly(lowest, max(lowest, others), points))
+            plans += [plan for plan in found if plan is not None]
         plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.GraphPlan] = []
@@ -251,21 +260,25 @@ def _in_widest_gap(known: Container[ir.GraphPlan], asked: Sequence[ir.GraphPlan]
     return found
 
 
-def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
+def _undominated(
+    candidates: Iterable[CompiledPlan], seconds: Callable[[CompiledPlan], float]
+) -> Iterator[CompiledPlan]:
     """Plans that no other one equals or beats in both bytes and seconds, from the smallest to the fastest."""
     fastest_s = float("inf")
-    for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, c.step_s)):
-        if candidate.step_s < fastest_s:
-            fastest_s = candidate.step_s
+    for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, seconds(c))):
+        if seconds(candidate) < fastest_s:
+            fastest_s = seconds(candidate)
             yield candidate
 
 
-def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -> Iterator[ExpectedPoint]:
+def _expected(
+    asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan], seconds: Callable[[CompiledPlan], float]
+) -> Iterator[ExpectedPoint]:
     """Expected figures of plans that were not compiled: those between the compiled ends that keep the order."""
-    error = ModelError(compiled)
+    error = ModelError(compiled, seconds=seconds)
     known = {candidate.plan for candidate in compiled}
-    largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled[-1].step_s
-    last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled[0].step_s)
+    largest_bytes, least_s = compiled[-1].footprint.total_bytes, seconds(compiled[-1])
+    last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=seconds(compiled[0]))
     for plan in asked:
         expected = plan.predicted
         error_bytes, error_s = error.at(expected.total_bytes), error.seconds_at(expected.total_bytes)

@@ -278,7 +278,8 @@ class NearMisses(Generator):
         for compiled in pool.compiled:
             plan, excess_bytes = compiled.plan, compiled.footprint.total_bytes - pool.limit_bytes
             is_near = 0 < excess_bytes <= NEAR_MISS * pool.limit_bytes
-            if not is_near or pool.step_s(compiled) >= enough_s or plan in self._changed.values():
+            is_changed = plan in self._changed.values()
+            if not is_near or pool.step_s(compiled) >= enough_s or is_changed or plan.host_arguments:
                 continue
             asked_bytes = plan.predicted.temp_bytes - excess_bytes
             if plan not in self._changed:

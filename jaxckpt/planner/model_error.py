@@ -6,7 +6,7 @@ at the last one.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxckpt import ir
@@ -47,12 +47,19 @@ class ModelError:
     Args:
       compiled: The plans; more than one may have the same predicted total.
       otherwise_bytes: The error where nothing was compiled.
+      seconds: Estimated seconds of a compiled step.
     """
 
-    def __init__(self, compiled: Iterable[CompiledPlan], *, otherwise_bytes: int = 0):
+    def __init__(
+        self,
+        compiled: Iterable[CompiledPlan],
+        *,
+        otherwise_bytes: int = 0,
+        seconds: Callable[[CompiledPlan], float] = lambda compiled: compiled.step_s,
+    ):
         by_size = sorted(compiled, key=lambda c: (c.plan.predicted.total_bytes, c.footprint.total_bytes))
         self._points = [(c.plan.predicted.total_bytes, c.footprint.total_bytes) for c in by_size]
-        self._errors_s = [c.step_s - c.plan.predicted.step_s for c in by_size]
+        self._errors_s = [seconds(c) - c.plan.predicted.step_s for c in by_size]
         self._otherwise_bytes = otherwise_bytes
 
     def at(self, predicted_bytes: int) -> int:

@@ -9,9 +9,10 @@ import pytest
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
 from jaxckpt._errors import PlanMismatchError, UnknownStrategyError
+from jaxckpt.planner.frontier_search import frontier_of
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
-from tests.planner.test_batches import modelled  # noqa: F401
+from tests.planner.test_batches import FakePlanner, modelled  # noqa: F401
 from tests.planner.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
@@ -134,6 +135,18 @@ def test_larger_batches_fit_with_state_on_the_host(modelled):  # noqa: F811
         ).batch
 
     assert largest(ALLOW) > largest(("recompute",))
+
+
+def test_frontiers_go_on_below_all_other_plans(modelled):  # noqa: F811
+    modelled(1.0)
+    frontiers = [
+        frontier_of(FakePlanner(step, *described(), target="h200", donate_argnums=(0, 1), allow=allow), points=5)
+        for allow in (ALLOW, ALLOW[:1])
+    ]
+    moved = [point for point in frontiers[0] if point.plan.host_arguments]
+    assert len(moved) > 1
+    assert frontiers[0].smallest.total_bytes < frontiers[1].smallest.total_bytes
+    assert all(point.step_s > frontiers[0].fastest.step_s for point in moved)
 
 
 def test_the_least_bytes_that_no_decision_changes_are_without_state():
