@@ -9,6 +9,7 @@ Seconds are estimates, with the time that copies delay the step. What is there i
 import argparse
 import time
 from collections.abc import Callable
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -58,8 +59,8 @@ def plan_step(name: str, seconds: float) -> None:
     as_written = Planner(task.step, *task.args, target="h200", donate_argnums=task.donate_argnums).unplanned
     made |= {"total_bytes": as_written.total_bytes, "argument_bytes": as_written.argument_bytes}
     made["step_s"] = as_written.step_s
-    for allow in ALLOWED:
-        planner = Planner(
+    planners = {
+        allow: Planner(
             task.step,
             *task.args,
             target="h200",
@@ -67,13 +68,15 @@ def plan_step(name: str, seconds: float) -> None:
             allow=allow,
             max_compiles=MOST_COMPILES,
         )
-        for share in SHARES:
-            if (allow, share) in known or time.monotonic() - begin > seconds:
-                continue
-            row = {"allow": allow, "share": share} | planned(planner, int(share * as_written.total_bytes))
-            print(name, row, flush=True)
-            made["plans"].append(row)
-            keep(NAME, {"steps": steps})
+        for allow in ALLOWED
+    }
+    for share, allow in product(SHARES, ALLOWED):
+        if (allow, share) in known or time.monotonic() - begin > seconds:
+            continue
+        row = {"allow": allow, "share": share} | planned(planners[allow], int(share * as_written.total_bytes))
+        print(name, row, flush=True)
+        made["plans"].append(row)
+        keep(NAME, {"steps": steps})
 
 
 def planned(planner: Planner, budget_bytes: int) -> dict[str, Any]:
