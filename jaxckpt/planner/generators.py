@@ -186,6 +186,15 @@ class SolverPlans(Generator):
             plan = self._solver().solve(temp_bytes, allow_empty=not pool.unplanned_is_too_large)
             yield pool.expected(plan, self, error)
 
+    def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
+        """Plans of least memory that fit if the model predicts too much by more than it was off for others."""
+        if pool.of(self) or not self._applies(pool):
+            return
+        share = 1 - RULES_ERROR * pool.bytes_error
+        for plan in self._solver().min_memory_plans:
+            if share * _total_bytes(plan) <= pool.limit_bytes:
+                yield Candidate(plan, _total_bytes(plan), self.slowdown(pool) * plan.predicted.step_s)
+
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """The solver's plans of least memory."""
         return self._solver().min_memory_plans if self._applies(pool) else ()

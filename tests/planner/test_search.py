@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
-from jaxckpt.planner.generators import CandidatePool, NearMisses
+from jaxckpt.planner.generators import CandidatePool, NearMisses, SolverPlans
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import OptimalSolver, solve
@@ -135,6 +135,21 @@ def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():
     assert candidate.plan.decisions != rule.decisions
     assert planner.measure(candidate.plan).footprint.total_bytes <= near.limit_bytes
     assert not list(misses.fastest(far))
+
+
+def test_a_solver_that_may_fit_within_the_error_of_others_is_tried_beside_a_plan_that_fits():
+    """Rows in pieces were predicted a little above a budget that slower plans met, and would have fit."""
+    planner = planner_of(lambda plan: 0.9)
+    least, (rule, *_) = planner.solver.min_memory_plans[0], planner.simple_rules
+    plans, other = SolverPlans(lambda: planner.solver), SolverPlans(lambda: planner.solver)
+    near, far = (CandidatePool(planner, int(share * least.predicted.total_bytes), Limits()) for share in (0.95, 0.5))
+    assert not list(plans.unlikely(near))
+    for pool in (near, far):
+        pool.compile(rule, other)
+    assert least in [candidate.plan for candidate in plans.unlikely(near)]
+    assert not list(plans.unlikely(far))
+    pool.compile(least, plans)
+    assert not list(plans.unlikely(pool))
 
 
 def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
