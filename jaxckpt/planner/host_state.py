@@ -22,6 +22,8 @@ from jaxckpt.solve import BudgetSolver, unaliased_output_bytes
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
+_QUESTIONS = 4
+"""Questions to a solver for one plan: what the copies of the state take depends on where its peak is."""
 _SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
 """The shares of the state that are tried. A plan takes a schedule and a replay for each."""
 
@@ -80,10 +82,12 @@ class HostStateSolver:
         graph = solver.problem.graph
         fixed_bytes = graph.argument_bytes + unaliased_output_bytes(graph) - _size_bytes(graph, arguments)
         temp_bytes = total_bytes - fixed_bytes
-        plan = self._with_state(solver.solve(temp_bytes), arguments)
-        excess_bytes = plan.predicted.total_bytes - total_bytes
-        if excess_bytes > 0:
-            plan = self._with_state(solver.solve(temp_bytes - excess_bytes), arguments)
+        for _ in range(_QUESTIONS):
+            plan = self._with_state(solver.solve(temp_bytes), arguments)
+            excess_bytes = plan.predicted.total_bytes - total_bytes
+            if excess_bytes <= 0:
+                break
+            temp_bytes -= excess_bytes
         return plan
 
     def _with_state(self, plan: GraphPlan, arguments: tuple[int, ...]) -> GraphPlan:
