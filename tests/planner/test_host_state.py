@@ -8,10 +8,12 @@ import pytest
 
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
-from jaxckpt._errors import PlanMismatchError, UnknownStrategyError
+from jaxckpt._errors import PlanMismatchError, UnknownStrategyError, VerificationError
+from jaxckpt.planner import verify_plan
 from jaxckpt.planner.frontier_search import frontier_of
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
+from jaxckpt.verifier import Tolerance, Verification, difference
 from tests.planner.test_batches import FakePlanner, modelled  # noqa: F401
 from tests.planner.test_planner import needs_compiler
 
@@ -175,6 +177,28 @@ def test_the_memory_of_the_cpu_is_that_of_the_host():
 def test_words_of_other_tools_lead_to_this_one():
     with pytest.raises(UnknownStrategyError, match='"state"'):
         PlanOptions(allow=("recompute", "offload_optimizer_state"))
+
+
+def checked_note(monkeypatch, by):
+    """The note on a plan whose compiled results are off by a share of the largest, and equal one op at a time."""
+    right = jnp.ones(8)
+
+    def verify(step, plan, exact=False):
+        found = right if exact else right.at[0].add(by)
+        leaf = difference("", right, found, Tolerance(relative=1e-5, absolute=0.0))
+        return Verification(step="step", exact=exact, leaves=(leaf,))
+
+    monkeypatch.setattr(verify_plan, "verify", verify)
+    made = planner()
+    return verify_plan.verification_note(made.step, made.solver.empty_plan, graph=made.graph)
+
+
+def test_a_small_difference_is_looked_at_one_operation_at_a_time(monkeypatch):
+    monkeypatch.setattr(verify_plan, "_MOST_FLOPS", float("inf"))
+    assert "equal up to rounding" in checked_note(monkeypatch, 1e-6)
+    assert "equal bit for bit" in checked_note(monkeypatch, 1e-3)
+    with pytest.raises(VerificationError):
+        checked_note(monkeypatch, 0.1)
 
 
 @needs_compiler
