@@ -79,10 +79,8 @@ def chunks_table() -> str:
 def model_error_table() -> str:
     """Errors of the model by plan, without the list of the worst ones."""
     steps = read("model-error")["steps"]
-    dates = sorted({step["date"] for step in steps.values()})
-    jax = ", ".join(sorted({step["versions"]["jax"] for step in steps.values()}))
     errors, _, _ = model_errors(steps).partition("\n\n")
-    return f"{errors}\n\n{len(steps)} of {len(STRANGERS)} steps, jax {jax}, {' and '.join(dates)}.\n"
+    return f"{errors}\n\n{len(steps)} of {len(STRANGERS)} steps, {_versions_and_dates(steps)}\n"
 
 
 def host_state_table() -> str:
@@ -101,9 +99,14 @@ def host_state_table() -> str:
             host = format_bytes(rows[-1]["host_bytes"]) if rows[-1] and "host_bytes" in rows[-1] else ""
             cells = " | ".join(map(_planned_cell, rows))
             lines.append(f"| {name} | {format_bytes(int(share * step['total_bytes']))} | {cells} | {host} |")
-    dates = sorted({step["date"] for step in result["steps"].values()})
-    jax = ", ".join(sorted({step["versions"]["jax"] for step in result["steps"].values()}))
-    return "\n".join([*lines, "", f"jax {jax}, {' and '.join(dates)}.", ""])
+    return "\n".join([*lines, "", _versions_and_dates(result["steps"]), ""])
+
+
+def _versions_and_dates(steps: Mapping[str, Any]) -> str:
+    """Of steps that were measured one by one: jax, and the days."""
+    dates = sorted({step["date"] for step in steps.values()})
+    versions = sorted({step["versions"]["jax"] for step in steps.values()})
+    return f"jax {', '.join(versions)}, {' and '.join(dates)}."
 
 
 def _planned_cell(row: Mapping[str, Any] | None) -> str:

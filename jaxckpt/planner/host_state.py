@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from jaxckpt.ir import Graph, GraphPlan
 from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.schedule.host_state import StateGroups
-from jaxckpt.solve import BudgetSolver, unaliased_output_bytes
+from jaxckpt.solve import BudgetSolver
 
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
@@ -79,9 +79,7 @@ class HostStateSolver:
 
         The state of one or two groups is on the device while they are updated, beside the temporaries there.
         """
-        graph = solver.problem.graph
-        fixed_bytes = graph.argument_bytes + unaliased_output_bytes(graph) - _size_bytes(graph, arguments)
-        temp_bytes = total_bytes - fixed_bytes
+        temp_bytes = total_bytes - self._planner.fixed_bytes + _size_bytes(self._planner.graph, arguments)
         for _ in range(_QUESTIONS):
             plan = self._with_state(solver.solve(temp_bytes), arguments)
             excess_bytes = plan.predicted.total_bytes - total_bytes

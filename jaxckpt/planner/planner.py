@@ -175,12 +175,7 @@ class Planner:
     @property
     def compiler_options(self) -> tuple[tuple[str, Any], ...]:
         """XLA options that every compile takes: those of the step's jit, and before them those of `options`."""
-        return self._options_for(ir.GraphPlan(fingerprint=self.graph.fingerprint))
-
-    def _options_for(self, plan: ir.GraphPlan) -> tuple[tuple[str, Any], ...]:
-        """XLA options for a plan, those of the user before those of ours."""
-        own = copy_options(plan, self.target.platform)
-        return tuple(dict((*own, *self.traced.compiler_options, *self.options.compiler_options)).items())
+        return tuple({**dict(self.traced.compiler_options), **dict(self.options.compiler_options)}.items())
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
@@ -438,13 +433,13 @@ class Planner:
             version=self.target.compiler_version,
         )
         self._say(f"compiling for {self.target.name}")
-        rewritten = self.rewritten(plan)
+        rewritten, own = self.rewritten(plan), copy_options(plan, self.target.platform)
         return lower_flat(
             rewritten.call,
             rewritten.traced.specs,
             donated=self.traced.donated,
             target=self.target,
-            compiler_options=self._options_for(plan),
+            compiler_options=tuple({**dict(own), **dict(self.compiler_options)}.items()),
             out_shardings=rewritten.out_shardings,
             name=self.traced.name,
             argument_paths=self.traced.paths,

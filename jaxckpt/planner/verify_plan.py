@@ -28,12 +28,11 @@ def verification_note(step: Step, plan: ir.GraphPlan, graph: ir.Graph, *, say: P
     say("running the plan beside the step")
     try:
         verification = verify(step, plan)
-        amplified = [leaf for leaf in verification.wrong if _may_be_rounding(leaf)]
-        if amplified and len(amplified) == len(verification.wrong):
+        if verification.wrong and all(map(_may_be_rounding, verification.wrong)):
             verify(step, plan, exact=True).check()
             return (
                 f"Run beside the step on this machine, one operation at a time: {len(verification.leaves)} results are"
-                f" equal bit for bit. Compiled, rounding changes {len(amplified)} of them by more than usual."
+                f" equal bit for bit. Compiled, rounding changes {len(verification.wrong)} of them by more than usual."
             )
     except UnverifiableError as error:
         return f"Not run: {error.args[0].splitlines()[0]} {ask}."

@@ -65,7 +65,7 @@ def require_agreement(traced: Traced, plan: GraphPlan) -> None:
 
 
 def digest(plan: GraphPlan) -> str:
-    """A hash of a plan's decisions, stages, rows in pieces and loops; the same in every process."""
+    """A hash of a plan's decisions, stages, rows in pieces, loops and state; the same in every process."""
     changes = f"{plan.row_chunks}{plan.loop_splits}{plan.loop_tilings}{plan.host_arguments}"
     text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{changes}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -45,7 +45,7 @@ def host_sharding(sharding: jax.sharding.Sharding | None) -> jax.sharding.Shardi
 
 def moved_to(leaf: Any, aval: jax.core.AbstractValue, donated: bool) -> Any:
     """An argument in the memory of its type; one that was elsewhere, and is donated, is deleted there."""
-    if is_on_host(aval) == is_on_host(jax.typeof(leaf)):
+    if _has_memory_of(leaf, aval):
         return leaf
     moved = jax.device_put(leaf, _sharding_in(leaf, aval))
     if donated and isinstance(leaf, jax.Array):
@@ -56,7 +56,7 @@ def moved_to(leaf: Any, aval: jax.core.AbstractValue, donated: bool) -> Any:
 
 def described_in(leaf: Any, aval: jax.core.AbstractValue) -> Any:
     """An argument, or its description in the memory of its type."""
-    if is_on_host(aval) == is_on_host(jax.typeof(leaf)):
+    if _has_memory_of(leaf, aval):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_in(leaf, aval))
 
@@ -82,7 +82,7 @@ def moved_in_trace(
     if _MOVES_IN_TRACES.get():
         return [_copied(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
     pairs = zip(paths, leaves, avals, strict=True)
-    wrong = [path for path, leaf, aval in pairs if is_on_host(aval) != is_on_host(jax.typeof(leaf))]
+    wrong = [path for path, leaf, aval in pairs if not _has_memory_of(leaf, aval)]
     if wrong:
         raise PlanMismatchError(
             f"apply({name}): {len(wrong)} arguments are in another memory than the plan has them in, under jax.jit.",
@@ -95,9 +95,14 @@ def moved_in_trace(
     return leaves
 
 
+def _has_memory_of(leaf: Any, aval: jax.core.AbstractValue) -> bool:
+    """True for an argument in the memory of a type."""
+    return is_on_host(aval) == is_on_host(jax.typeof(leaf))
+
+
 def _copied(leaf: jax.Array, aval: jax.core.AbstractValue) -> jax.Array:
     space = jax.memory.Space.Host if is_on_host(aval) else jax.memory.Space.Device
-    return leaf if is_on_host(aval) == is_on_host(jax.typeof(leaf)) else jax.device_put(leaf, space)
+    return leaf if _has_memory_of(leaf, aval) else jax.device_put(leaf, space)
 
 
 def _sharding_in(leaf: Any, aval: jax.core.AbstractValue) -> jax.sharding.Sharding:

@@ -8,7 +8,7 @@ A group is the state of one parameter, or of several whose updates depend on eac
 Behind the first barrier XLA knows that the old parameters are read no longer, so that the new ones take their memory,
 and at most two groups are on the device: XLA would load all state with the step. The second barrier holds the backward
 until the update is over: XLA would run all updates at the end. A copy has the time between the gradients of two groups.
-The first group is loaded behind its own gradients. Where groups are small, more of them are on the device (`_WINDOW`).
+The first group is loaded behind its own gradients. Small groups are prefetched together (`_PREFETCHED`).
 
 State is an argument that only the update reads, and of which it makes a result of the same type. Such results are told
 apart by what they depend on: of Adam's results only the new momentum depends on the momentum alone, and the new
@@ -30,8 +30,8 @@ from jaxckpt.schedule.steps import Move, StepWriter
 from jaxckpt.schedule.updates import LARGE_BYTES, EarlyUpdates, UpdateRunner
 
 _ON_HOST = Offload()
-_WINDOW = 1 / 16
-"""State of this share of all that is on the host is loaded ahead, or being stored, where groups are small."""
+_PREFETCHED = 1 / 16
+"""The share of the state on the host that is prefetched, or being stored, where groups are small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class HostState:
         _require_state(self._arguments, groups)
         self._groups = [group for group in groups if not self._arguments.isdisjoint(group.results)]
         self._sizes = [sum(graph.values[v].size_bytes for v in self._state(group)) for group in self._groups]
-        self._window_bytes = int(_WINDOW * sum(self._sizes))
+        self._prefetched_bytes = int(_PREFETCHED * sum(self._sizes))
         self._loaded = self._written = self._stored = 0
         """How many groups are loaded, have new state, and are known to be stored."""
         self._summed = 0
@@ -220,14 +220,14 @@ class HostState:
         return [v for v in written if not is_large(graph, v) and not graph.updates.isdisjoint(graph.readers[v])]
 
     def _most_loaded(self) -> int:
-        """Groups that are to be loaded by now: the next one, and more as far as the window reaches."""
-        ahead = accumulate(self._sizes[self._written + 1 :])
-        further = sum(1 for size_bytes in ahead if size_bytes <= self._window_bytes)
+        """Groups that are to be loaded by now: the next one, and as many more as may be prefetched."""
+        following = accumulate(self._sizes[self._written + 1 :])
+        further = sum(1 for size_bytes in following if size_bytes <= self._prefetched_bytes)
         return min(len(self._groups), self._written + 1 + max(1, further))
 
     def _least_stored(self) -> int:
-        """Groups whose store is to be over by now: all but the last ones that the window has room for."""
-        room_bytes = self._window_bytes - self._sizes[self._written]
+        """Groups whose store is to be over by now: all but the last ones that may be stored beside this group."""
+        room_bytes = self._prefetched_bytes - self._sizes[self._written]
         pending = accumulate(reversed(self._sizes[self._stored : self._written]))
         return self._written - sum(1 for size_bytes in pending if size_bytes <= room_bytes)
 
