@@ -15,7 +15,7 @@ Read after `steps`. Complexity: linear in the ops of the update.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from math import inf
 
 from jaxckpt.ir import Graph
@@ -33,7 +33,9 @@ class EarlyUpdates:
     Attributes:
       after: For each op of the update the backward op behind which it can run; -1 if it reads no gradient, infinity if
         it is left out.
-      of_large_results: Updates that the large results of the step are computed by.
+      due: The updates that can run early, each with the backward op behind which it does, by rising op. One that reads
+        no gradient runs with the first that needs its results.
+      due_of_large_results: Those of them that large results of the step are computed by.
     """
 
     def __init__(self, graph: Graph):
@@ -43,10 +45,17 @@ class EarlyUpdates:
             op = graph.ops[number]
             can_move = op.loop is None and not op.effects
             self.after[number] = max(map(self._available, op.reads), default=-1.0) if can_move else inf
-        self._before: dict[int, frozenset[int]] = {}
-        self._by_end = sorted((after, number) for number, after in self.after.items() if 0 <= after < inf)
         large = (graph.producer[v] for v in graph.outputs if graph.values[v].size_bytes >= LARGE_BYTES)
-        self.of_large_results = self.with_needed(op for op in large if op is not None)
+        of_large_results = self.with_needed(op for op in large if op is not None)
+        self.due = tuple(self._due())
+        self.due_of_large_results = tuple(each for each in self.due if each[1] in of_large_results)
+
+    def _due(self) -> Iterator[tuple[float, int]]:
+        found: set[int] = set()
+        for after, number in sorted((after, number) for number, after in self.after.items() if 0 <= after < inf):
+            needed = self.with_needed([number], known=found)
+            found |= needed
+            yield from ((after, op) for op in sorted(needed))
 
     def _available(self, value: int) -> float:
         graph, producer = self._graph, self._graph.producer[value]
@@ -56,20 +65,13 @@ class EarlyUpdates:
             return inf
         return self.after.get(producer, float(producer))
 
-    def before(self, reader: int) -> frozenset[int]:
-        """Updates whose last gradient an op before `reader` writes, and the ops that they need."""
-        if reader not in self._before:
-            finished = self._by_end[: bisect_left(self._by_end, (float(reader), -1))]
-            self._before[reader] = self.with_needed(number for _, number in finished)
-        return self._before[reader]
-
-    def with_needed(self, ops: Iterable[int]) -> frozenset[int]:
-        """Those of some ops that are updates, with the updates that they need."""
+    def with_needed(self, ops: Iterable[int], *, known: Collection[int] = ()) -> frozenset[int]:
+        """Those of some ops that are updates, with the updates that they need, but for `known` ones and their needs."""
         found: set[int] = set()
         pending = list(ops)
         while pending:
             op = pending.pop()
-            if op in self.after and op not in found:
+            if op in self.after and op not in found and op not in known:
                 found.add(op)
                 producers = (self._graph.producer[v] for v in self._graph.ops[op].reads)
                 pending.extend(producer for producer in producers if producer is not None)
@@ -90,6 +92,8 @@ class UpdateRunner:
         self._graph, self._writer = graph, writer
         self._passing: tuple[list[int], list[int]] = [], []
         """Values that `run` wrote before the last call of `run_before`, and since."""
+        self._seen = 0
+        """How many of the updates that are due in turn were."""
 
     def run_before(self, reader: int, *, only_large: bool = False) -> list[int]:
         """Runs the updates whose gradients are finished before an op; returns values that pass the barrier there.
@@ -101,9 +105,10 @@ class UpdateRunner:
         be read behind them.
         """
         updates = self._graph.once(EarlyUpdates)
-        due = updates.before(reader)
+        due = updates.due_of_large_results if only_large else updates.due
+        begin, self._seen = self._seen, max(self._seen, bisect_left(due, (reader, -1)))
         written, self._passing = self._passing[0], (self._passing[1], [])
-        return [*written, *self._run((due & updates.of_large_results if only_large else due) - self.held, reader)]
+        return [*written, *self._run({op for _, op in due[begin : self._seen]} - self.held, reader)]
 
     def run(self, ops: Iterable[int], reader: int) -> None:
         """Runs some updates before an op, with those that they need."""

@@ -26,6 +26,7 @@ from scipy.optimize import LinearConstraint
 from scipy.sparse import csr_array
 
 from jaxckpt.solve.milp import Rows, byte_unit, minimise
+from jaxckpt.solve.optimal.chain import chain_of
 from jaxckpt.solve.optimal.moved_options import HostLink
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_memory import StageMemory
@@ -43,6 +44,8 @@ def compose(
 
     Without a budget the combination of least memory.
     """
+    if link is None and (chain := chain_of(options, memory)) is not None:
+        return chain.least() if budget_bytes is None else chain.fastest(budget_bytes)
     found = minimise(**_programme(options, memory, budget_bytes, link), **_LIMITS)
     if found is None:
         return None
