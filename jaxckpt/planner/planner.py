@@ -204,7 +204,14 @@ class Planner:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         if self.least_fixed_bytes > limit_bytes:
-            raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
+            raise larger_arguments(
+                budget,
+                limit_bytes,
+                self.graph,
+                target=self.target.name,
+                state_bytes=self._movable_state_bytes,
+                may_move_state=self.host_state_solver is not None,
+            )
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
             found = BudgetSearch(
@@ -385,6 +392,13 @@ class Planner:
                 saves_bytes=HostStateSolver(self, ()).saved_bytes,
                 command='allow=("recompute", "state")',
             )
+
+    @property
+    def _movable_state_bytes(self) -> int:
+        """Bytes of optimiser state that may be in host memory; the CPU's memory is the host's."""
+        from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
+
+        return 0 if self.target.platform == "cpu" else HostStateSolver(self, ()).state_bytes
 
     @cached_property
     def _chunk_estimate(self) -> tuple[int, int]:

@@ -54,6 +54,17 @@ def compiled():
     return made, without, made.plan(budget=without.total_bytes - STATE_BYTES // 2)
 
 
+@pytest.mark.parametrize("allow", [("recompute",), ALLOW], ids=["not allowed", "allowed"])
+def test_a_budget_below_the_arguments_counts_the_state(allow):
+    with pytest.raises(InfeasibleBudgetError, match="arguments alone") as refused:
+        planner(allow=allow).plan(budget="1MiB")
+    rest_bytes = planner().graph.argument_bytes - STATE_BYTES
+    may_move = "state" in allow
+    assert rest_bytes <= refused.value.minimum_bytes - (0 if may_move else STATE_BYTES) < rest_bytes + 2**10
+    assert ('"state"' in refused.value.advice) == (not may_move)
+    assert ("in host memory" in refused.value.needed) == may_move
+
+
 @needs_compiler
 def test_a_budget_below_all_other_plans_is_met(compiled):
     made, without, plan = compiled
