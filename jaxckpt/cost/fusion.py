@@ -29,14 +29,15 @@ counted equation by equation. These rules mark the values that are materialised,
 8. The kernel of a product goes on with an elementwise op that alone reads its result, and so on (the epilogue). A
    transposition of rows and columns is one, too, since the product can exchange its operands. The op's other operands
    are arguments, values that passed a barrier, broadcasts of these, and results of other products: XLA fuses matrix
-   products before anything else. A product of few tiles has no epilogue: its sum is split instead. Behind a product of
+   products before anything else, one after the other: of two with epilogues whose results are added, the last one adds
+   them. A product of few tiles has no epilogue: its sum is split instead. Behind a product of
    several batch axes, of which XLA makes one, an epilogue ends before an operand that is repeated over the result: a
    scale, a bias, a mask. jax 0.10.2 goes on there.
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
    result at most a constant factor, the addition of a bias or of another matrix, and a relu. XLA splits the kernel that
    it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a
    kernel behind the product, which reads what the library wrote. A product with which nothing is fused is a library's,
-   too.
+   too; one whose epilogue reads and writes so much that its kernel would wait for memory is none.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in

@@ -85,7 +85,7 @@ class ProductRules:
 
     Attributes:
       dots: Products that apply elementwise ops to what they load.
-      library: Rule 9: products that a library computes whatever is around them.
+      library: Rule 9: products that a library computes unless their epilogue reads and writes more bytes than this.
       plain: Rule 9: products that a library computes where nothing is fused with them.
       library_epilogues: Ops that a library applies to its result by itself: a scale, an addition, relu, and
         the exchange of rows and columns.
@@ -99,7 +99,7 @@ class ProductRules:
     """
 
     dots: Ops
-    library: Ops
+    library: Mapping[int, float]
     plain: Ops
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
@@ -158,7 +158,8 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
     exchanged = exchanged_products(graph) - own_kernels
-    library = ops(lambda op: rates is not None and _is_library_product(graph, op, rates))
+    spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
+    library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0}
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
         graph=graph,
@@ -168,7 +169,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
         products=ProductRules(
-            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library,
+            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library.keys(),
             library=library,
             plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
@@ -202,12 +203,12 @@ def _has_epilogue(graph: Graph, op: Op) -> bool:
     return is_product and graph.elements(op.writes[0]) >= _TILES_ELEMENTS
 
 
-def _is_library_product(graph: Graph, op: Op, rates: Rates) -> bool:
-    """Rule 9: True for a matrix product whose arithmetic takes longer than the traffic of its operands and result."""
-    if op.primitive != "dot_general" or not op.flops:
-        return False
+def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
+    """Rule 9: the bytes that memory could move during a matrix product beyond those of its operands and result."""
+    if op.primitive != "dot_general":
+        return 0.0
     traffic_bytes = sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes))
-    return rates.is_library_product(op.flops, graph.values[op.reads[0]].dtype, traffic_bytes)
+    return rates.hidden_bytes(op.flops or 0, graph.values[op.reads[0]].dtype) - traffic_bytes
 
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:

@@ -152,34 +152,44 @@ class LibraryProducts:
       handed_bytes: For each step that ends the epilogue of such a product what the library hands on to it.
     """
 
-    def __init__(self, graph: Graph, fusion: FusionAnalysis, rates: Rates):
+    def __init__(self, fusion: FusionAnalysis, rates: Rates):
         self.handed_bytes: dict[int, int] = {}
-        self._graph = graph
         self._fusion = fusion
         self._rates = rates
-        self._inside: dict[int, int] = {}
-        """For each result of a product, and of an op in its epilogue, the bytes that are handed on."""
+        self._inside: dict[int, tuple[int, int]] = {}
+        """For each result of a product, and of an op in its epilogue, the bytes that are handed on, and those that the
+        product reads."""
+        self._read_bytes: dict[int, int] = {}
+        """For each step of `handed_bytes` what the product reads."""
 
-    def behind_s(self, at: int, step: Run) -> float:
-        """Seconds of the kernel that a step ends, which reads what a library wrote and computes the epilogue."""
+    def run(self, at: int, step: Run, reads: SourceBytes) -> None:
+        """Follows a product's result through its epilogue; a kernel reads so many bytes of each buffer."""
         fusion, inside = self._fusion, self._inside
-        if step.op in fusion.rules.products.library:
-            inside[step.writes[0]] = 0
-            return 0.0
+        if step.op in fusion.rules.products.library and step.writes[0] in fusion.library_results:
+            inside[step.writes[0]] = 0, sum(reads.values())
+            return
         if not inside or len(step.writes) != 1:
-            return 0.0
+            return
         (written,) = step.writes
         read = next((i for i in step.reads if i in inside), None)
         is_inside = written in fusion.inside_products
         if read is None or not (is_inside or written in fusion.epilogue_ends):
-            return 0.0
-        handed_bytes = inside[read] or (0 if written in fusion.library_results else fusion.size_bytes[read])
+            return
+        handed_bytes, read_bytes = inside[read]
+        if not handed_bytes and written not in fusion.library_results:
+            handed_bytes = fusion.size_bytes[read]
         if is_inside:
-            inside[written] = handed_bytes
+            inside[written] = handed_bytes, read_bytes
         elif handed_bytes:
-            self.handed_bytes[at] = handed_bytes
-            return self._rates.kernel_s(2 * handed_bytes) * self._graph.runs_per_step(step.loop)
-        return 0.0
+            self.handed_bytes[at], self._read_bytes[at] = handed_bytes, read_bytes
+
+    def kernels_s(self, at: int, traffic_bytes: int, arithmetic_s: float) -> float:
+        """Seconds of a product with its epilogue: of one kernel, or of the library's and the one behind it."""
+        if not (handed_bytes := self.handed_bytes.get(at, 0)):
+            return self._rates.kernel_s(traffic_bytes, arithmetic_s)
+        read_bytes = self._read_bytes[at]
+        product_s = self._rates.kernel_s(read_bytes + handed_bytes, arithmetic_s)
+        return product_s + self._rates.kernel_s(traffic_bytes - read_bytes + handed_bytes)
 
 
 class PaddedOperands:
@@ -234,7 +244,7 @@ class ScheduleKernels:
         self.sources = self.fusion.sources
         siblings = {i: kernels for kernels in self.fusion.siblings.values() for i in kernels}
         self.passes = SharedPasses(rates, rules.rows.strided_reductions, siblings)
-        self.library = LibraryProducts(graph, self.fusion, rates)
+        self.library = LibraryProducts(self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
         self.on_link: set[int] = set()
         self.padded = PaddedOperands(arithmetic, self.sources, self.size_bytes)
@@ -299,10 +309,10 @@ class ScheduleKernels:
         op = self.graph.ops[step.op]
         if op.kind is Kind.CONTRACTION:
             self.padded.run(at, step)
-        behind_library_s = self.library.behind_s(at, step)
+        self.library.run(at, step, reads)
         if not written and not op.effects:
             return None
-        seconds = self._seconds(at, op, step, reads, written, arithmetic_s) + behind_library_s
+        seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
         if step.is_clone or (step.loop is not None and self.graph.is_in_clone(step.loop)):
             self.recompute_s += seconds
         return StepKernel(reads, written, seconds)
@@ -322,7 +332,7 @@ class ScheduleKernels:
         elif ALL_ITERATIONS in op.effects:
             kernel_s = 0.0
         else:
-            kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
+            kernel_s = self.library.kernels_s(at, traffic_bytes, arithmetic_s)
         if padding_bytes := self.padded.size_bytes.get(at):
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
         if parts_bytes:

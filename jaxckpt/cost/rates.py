@@ -104,9 +104,11 @@ class Rates:
         XLA's autotuner times the library against a kernel of its own, which also computes the elementwise ops around
         the product. That spares traffic, which helps a product that waits for memory (docs/measured.md).
         """
-        return (
-            self.has_product_library and flops / self.matmul(dtype) > traffic_bytes / self.memory_bandwidth_bytes_per_s
-        )
+        return traffic_bytes < self.hidden_bytes(flops, dtype)
+
+    def hidden_bytes(self, flops: float, dtype: str) -> float:
+        """Bytes that memory moves while a library computes a product; 0 where there is no library."""
+        return self.has_product_library * flops / self.matmul(dtype) * self.memory_bandwidth_bytes_per_s
 
     def exchange_s(self, size_bytes: float) -> float:
         """Seconds in which one device gets so many bytes from others, its own memory's traffic included; no launch."""
