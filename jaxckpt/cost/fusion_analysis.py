@@ -5,6 +5,7 @@ kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.ir import Graph, Kind
@@ -16,10 +17,29 @@ SourceBytes = Mapping[int, int]
 _SCALAR_BYTES = 8
 """A scalar of any type takes at most this: an epilogue may read its broadcast, whatever computes it."""
 _ADDITIONS = frozenset({"add", "add_any"})
-"""Ops that a library applies to its result, however much they read."""
+"""Ops that a library applies to its result, however much they read: `_BIAS` of `compiler.product_kernels`."""
 _MANY = 4
 """Readers are counted up to here. With 2 the median error of seconds is 6.0%, with 4 and 8 it is 4.0% (`python -m
 benchmarks.constants`)."""
+
+
+class _FusedProduct(NamedTuple):
+    """A product that a library may compute, with the ops of its epilogue so far.
+
+    Attributes:
+      spare_bytes: The bytes that the fused kernel may still read and write before it waits for memory.
+      only_adds: True if the epilogue only adds.
+      results: Those of the product and of the ops behind it that the library applies.
+    """
+
+    spare_bytes: float
+    only_adds: bool
+    results: tuple[int, ...]
+
+    @property
+    def is_librarys(self) -> bool:
+        """True if the library computes the product (rule 9)."""
+        return self.only_adds or self.spare_bytes > 0
 
 
 class FusionAnalysis:
@@ -168,9 +188,8 @@ class FusionAnalysis:
         """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
         batched = set[int]()
         """Results of products with several batch axes."""
-        chains: dict[int, tuple[float, bool, tuple[int, ...]]] = {}
-        """For the last result behind a product of a library the bytes that its kernel may still read and write besides,
-        whether all ops so far are additions, and the results up to it."""
+        fused: dict[int, _FusedProduct] = {}
+        """By its result what is fused so far with a product that a library may compute."""
         shown_bytes: dict[int, int] = {}
         """For views of operands that an epilogue may read the bytes of what they show."""
         for step in steps:
@@ -185,8 +204,7 @@ class FusionAnalysis:
                 if step.op in several_batch_axes:
                     batched.add(step.writes[0])
                 if step.op in library:
-                    of_library.add(step.writes[0])
-                    chains[step.writes[0]] = library[step.op], True, step.writes
+                    fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
                 elif step.op in plain and applied.isdisjoint(step.reads):
                     plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
@@ -204,22 +222,21 @@ class FusionAnalysis:
                     if result in batched:
                         batched.update(step.writes)
                     if step.op in library_epilogues:
-                        of_library.update(step.writes if result in of_library else ())
                         plain_results.update(step.writes if result in plain_results else ())
                     plain_results.discard(result)
                     before.add(result)
                     ends.discard(result)
                     ends.add(step.writes[0])
-                    if result in chains:
-                        spare_bytes, are_added, members = chains.pop(result)
-                        spare_bytes += 2 * size_bytes[result]
-                        spare_bytes -= sum([shown_bytes.get(i, size_bytes[i]) for i in (*step.reads, *step.writes)])
-                        are_added = are_added and rules.graph.ops[step.op].primitive in _ADDITIONS
-                        chains[step.writes[0]] = spare_bytes, are_added, (*members, *step.writes)
-        for spare_bytes, are_added, members in chains.values():
-            if spare_bytes <= 0 and not are_added:
-                of_library.difference_update(members)
-        of_library |= plain_results
+                    if result in fused:
+                        product = fused.pop(result)
+                        moved_bytes = sum([shown_bytes.get(i, size_bytes[i]) for i in (*step.reads, *step.writes)])
+                        is_librarys = step.op in library_epilogues and result == product.results[-1]
+                        fused[step.writes[0]] = _FusedProduct(
+                            product.spare_bytes - moved_bytes + 2 * size_bytes[result],
+                            product.only_adds and rules.graph.ops[step.op].primitive in _ADDITIONS,
+                            (*product.results, *step.writes) if is_librarys else product.results,
+                        )
+        of_library.update(plain_results, *(product.results for product in fused.values() if product.is_librarys))
         return ends, before
 
     def _count_picks(self, gather: Run, table: int) -> None:

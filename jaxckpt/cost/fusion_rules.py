@@ -208,7 +208,7 @@ def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
     if op.primitive != "dot_general":
         return 0.0
     traffic_bytes = sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes))
-    return rates.hidden_bytes(op.flops or 0, graph.values[op.reads[0]].dtype) - traffic_bytes
+    return rates.bytes_during_product(op.flops or 0, graph.values[op.reads[0]].dtype) - traffic_bytes
 
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:

@@ -104,10 +104,10 @@ class Rates:
         XLA's autotuner times the library against a kernel of its own, which also computes the elementwise ops around
         the product. That spares traffic, which helps a product that waits for memory (docs/measured.md).
         """
-        return traffic_bytes < self.hidden_bytes(flops, dtype)
+        return traffic_bytes < self.bytes_during_product(flops, dtype)
 
-    def hidden_bytes(self, flops: float, dtype: str) -> float:
-        """Bytes that memory moves while a library computes a product; 0 where there is no library."""
+    def bytes_during_product(self, flops: float, dtype: str) -> float:
+        """Bytes that memory moves while a library computes a product; 0 on devices without a library."""
         return self.has_product_library * flops / self.matmul(dtype) * self.memory_bandwidth_bytes_per_s
 
     def exchange_s(self, size_bytes: float) -> float:

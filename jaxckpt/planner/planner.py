@@ -209,8 +209,8 @@ class Planner:
                 limit_bytes,
                 self.graph,
                 target=self.target.name,
-                state_bytes=self._movable_state_bytes,
-                may_move_state=self.host_state_solver is not None,
+                host_bytes=self.fixed_bytes - self.least_fixed_bytes,
+                remedies=self._state_remedies(),
             )
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
@@ -365,7 +365,7 @@ class Planner:
         """The floor of the smallest plan, from its compiled footprint."""
         found, allow = floor_of(smallest, self.graph, step=self.traced.name), self.options.allow
         found = found if "chunk" in allow else found.with_remedies(self._chunk_remedies())
-        return found if "state" in allow else found.with_remedies(self._state_remedies())
+        return found.with_remedies(self._state_remedies())
 
     def _chunk_remedies(self) -> Iterator[Remedy]:
         """Rows in pieces as a remedy, if the step has such rows."""
@@ -380,10 +380,10 @@ class Planner:
         )
 
     def _state_remedies(self) -> Iterator[Remedy]:
-        """Optimiser state in host memory as a remedy, if the step has some; the CPU's memory is the host's."""
+        """Optimiser state in host memory as a remedy, unless that is allowed; the CPU's memory is the host's."""
         from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
 
-        if self.target.platform != "cpu":
+        if "state" not in self.options.allow and self.target.platform != "cpu":
             yield Remedy(
                 title="optimiser state in host memory",
                 how="Arguments that are donated, and that only the update reads, are in host memory between steps. A"
@@ -392,13 +392,6 @@ class Planner:
                 saves_bytes=HostStateSolver(self, ()).saved_bytes,
                 command='allow=("recompute", "state")',
             )
-
-    @property
-    def _movable_state_bytes(self) -> int:
-        """Bytes of optimiser state that may be in host memory; the CPU's memory is the host's."""
-        from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
-
-        return 0 if self.target.platform == "cpu" else HostStateSolver(self, ()).state_bytes
 
     @cached_property
     def _chunk_estimate(self) -> tuple[int, int]:

@@ -1,42 +1,43 @@
 """Errors for budgets that no plan meets: the least total, the buffers at its peak, and remedies."""
 
 import math
+from collections.abc import Iterable
 
 from jaxckpt._errors import InfeasibleBudgetError
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir import Graph
+from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, donation
 from jaxckpt.solve import unaliased_output_bytes
 
 
 def larger_arguments(
-    budget: object, limit_bytes: int, graph: Graph, *, target: str, state_bytes: int, may_move_state: bool
+    budget: object,
+    limit_bytes: int,
+    graph: Graph,
+    *,
+    target: str,
+    host_bytes: int = 0,
+    remedies: Iterable[Remedy] = (),
 ) -> InfeasibleBudgetError:
-    """The error for a budget that the arguments alone exceed, without optimiser state where that may be on the host."""
+    """The error for a budget that the arguments alone exceed, without `host_bytes` of them that are in host memory."""
     results_bytes = unaliased_output_bytes(graph)
-    on_device_bytes = graph.argument_bytes - (state_bytes if may_move_state else 0)
-    without = f" without {format_bytes(state_bytes)} of state in host memory" if may_move_state and state_bytes else ""
-    donated = donation(graph)
-    donate = f"{donated.command}, {format_bytes(donated.saves_bytes)} less, " if donated.saves_bytes else ""
-    move = "" if may_move_state else _advice_to_move(state_bytes)
+    argument_bytes = graph.argument_bytes - host_bytes
+    without = f" without {format_bytes(host_bytes)} of state in host memory" if host_bytes else ""
+    helpful = (each for each in (donation(graph), *remedies) if each.saves_bytes)
+    changes = "".join(f"{each.command}, {format_bytes(each.saves_bytes or 0)} less, " for each in helpful)
     return InfeasibleBudgetError(
         f"plan(budget={budget!r}, target={target!r}) cannot be met: the arguments alone are larger.",
         got=f"budget {format_bytes(limit_bytes)}",
-        needed=f"more than {format_bytes(on_device_bytes + results_bytes)}: arguments {format_bytes(on_device_bytes)}"
+        needed=f"more than {format_bytes(argument_bytes + results_bytes)}: arguments {format_bytes(argument_bytes)}"
         f"{without} and results that take over no donated argument {format_bytes(results_bytes)}",
-        advice=f"a larger budget, {donate}{move}a smaller model, or arguments sharded over more devices",
+        advice=f"a larger budget, {changes}a smaller model, or arguments sharded over more devices",
         budget_bytes=limit_bytes,
-        minimum_bytes=on_device_bytes + results_bytes,
+        minimum_bytes=argument_bytes + results_bytes,
         minimum_measured=False,
         blocking=(),
     )
-
-
-def _advice_to_move(state_bytes: int) -> str:
-    if not state_bytes:
-        return ""
-    return f'allow=("recompute", "state") with up to {format_bytes(state_bytes)} of them in host memory, '
 
 
 def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int, *, target: str) -> InfeasibleBudgetError:

@@ -33,9 +33,9 @@ class EarlyUpdates:
     Attributes:
       after: For each op of the update the backward op behind which it can run; -1 if it reads no gradient, infinity if
         it is left out.
-      due: The updates that can run early, each with the backward op behind which it does, by rising op. One that reads
-        no gradient runs with the first that needs its results.
-      due_of_large_results: Those of them that large results of the step are computed by.
+      due: The updates that can run early, each after the backward op behind which it runs, in ascending order. An
+        update that reads no gradient runs with the first update that needs its results.
+      due_of_large_results: Those of `due` that large results of the step are computed by.
     """
 
     def __init__(self, graph: Graph):
@@ -93,7 +93,7 @@ class UpdateRunner:
         self._passing: tuple[list[int], list[int]] = [], []
         """Values that `run` wrote before the last call of `run_before`, and since."""
         self._seen = 0
-        """How many of the updates that are due in turn were."""
+        """How many updates of the ascending list were due at the barriers before."""
 
     def run_before(self, reader: int, *, only_large: bool = False) -> list[int]:
         """Runs the updates whose gradients are finished before an op; returns values that pass the barrier there.

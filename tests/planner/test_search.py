@@ -118,9 +118,7 @@ def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
     assert plan.strategy in {each.strategy for each in fitting}  # the least two may be of equal size
     assert plan.predicted.step_s == min(each.predicted.step_s for each in fitting)
     assert plan.footprint.total_bytes == rule.predicted.total_bytes
-    right = planner_of().plan(budget=rule.predicted.total_bytes)
-    assert right.attempts[0].strategy == "optimal"
-    assert right.predicted.step_s == pytest.approx(right.attempts[0].step_s)  # a rule may take as long, up to rounding
+    assert planner_of().plan(budget=rule.predicted.total_bytes).strategy == "optimal"
 
 
 def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():

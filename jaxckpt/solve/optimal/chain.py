@@ -38,13 +38,14 @@ class ChainedStage:
       saved_bytes: For each option the bytes that it holds in all later stages of the chain.
       own_bytes: For each option the peak of live bytes while the stage is active, without those of the stages before.
       seconds: For each option its seconds beyond those of the fastest.
-      room_bytes: The peak, in stages of one option, beside the saved bytes of this stage and those before.
+      following_bytes: The peak of live bytes in the stages of one option that follow, without the saved bytes of this
+        stage and of those before.
     """
 
     saved_bytes: NDArray[np.int64]
     own_bytes: NDArray[np.int64]
     seconds: NDArray[np.float64]
-    room_bytes: int
+    following_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,8 @@ class StageChain:
         """The fastest combination of least memory."""
         stages = self.stages.values()
         below = self.least_bytes - 1
-        most_bytes = max([self.least_bytes, *(max(stage.room_bytes, int(stage.own_bytes.max())) for stage in stages)])
+        peaks = (max(stage.following_bytes, int(stage.own_bytes.max())) for stage in stages)
+        most_bytes = max([self.least_bytes, *peaks])
         most_bytes += sum(max(0, int(stage.saved_bytes.max())) for stage in stages)
         while most_bytes - below > 1:
             middle = (below + most_bytes) // 2
@@ -96,7 +98,7 @@ class StageChain:
             if not len(fitting):
                 return False
             held += int(fitting.min())
-            if held + stage.room_bytes > budget_bytes:
+            if held + stage.following_bytes > budget_bytes:
                 return False
         return self.least_bytes <= budget_bytes
 
@@ -137,7 +139,7 @@ def _extended(
         is_less = held < found[shift:]
         found[shift:][is_less] = held[is_less]
         taken[shift:][is_less] = k
-    found[found > budget_bytes - stage.room_bytes] = _NONE
+    found[found > budget_bytes - stage.following_bytes] = _NONE
     return found, taken
 
 
@@ -145,7 +147,7 @@ def chain_of(options: Sequence[Sequence[Option]], memory: StageMemory) -> StageC
     """The chain of some stages; None if a stage is active while one before it is not held, or a later one is."""
     several = [number for number, own in enumerate(options) if len(own) > 1]
     own_bytes = {number: np.full(len(options[number]), -_NONE) for number in several}
-    room_bytes = dict.fromkeys(several, -_NONE)
+    following_bytes = dict.fromkeys(several, -_NONE)
     least_bytes = 0
     for interval in memory.intervals:
         fixed_bytes = sum(options[t][0].saved_bytes for t in interval.holding if len(options[t]) == 1)
@@ -158,7 +160,7 @@ def chain_of(options: Sequence[Sequence[Option]], memory: StageMemory) -> StageC
                 return None
             np.maximum(own_bytes[interval.stage], active_bytes, out=own_bytes[interval.stage])
         elif held:
-            room_bytes[several[held - 1]] = max(room_bytes[several[held - 1]], int(active_bytes[0]))
+            following_bytes[several[held - 1]] = max(following_bytes[several[held - 1]], int(active_bytes[0]))
         else:
             least_bytes = max(least_bytes, int(active_bytes[0]))
     stages = {
@@ -166,7 +168,7 @@ def chain_of(options: Sequence[Sequence[Option]], memory: StageMemory) -> StageC
             saved_bytes=np.array([option.saved_bytes for option in options[number]]),
             own_bytes=own_bytes[number],
             seconds=np.array(memory.stage_s[number]) - min(memory.stage_s[number]),
-            room_bytes=room_bytes[number],
+            following_bytes=following_bytes[number],
         )
         for number in several
     }
