@@ -6,6 +6,7 @@ the step, from the same flat arguments, and nothing is traced again.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -19,6 +20,7 @@ from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.check_plan import check_planned
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.rewrite.host_arguments import host_sharding, with_host_arguments
+from jaxckpt.rewrite.moves import copy_metadata
 from jaxckpt.rewrite.transformed_step import transformed_step
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
@@ -28,14 +30,16 @@ from jaxckpt.trace import Traced
 class Rewritten:
     """A step that carries out a plan.
 
-    `traced` has its rows in pieces, its loops split or tiled and its state in host memory as the plan says.
-    Each run of the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan.
+    `traced` has its rows in pieces, its loops split or tiled and its state in host memory as the plan says. Each run of
+    the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan. `stacked` says
+    that offloaded values are rows of one array, as steps for TPUs need it.
     """
 
     traced: Traced
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
     jaxpr: AnyJaxpr = field(repr=False)
+    stacked: bool = False
 
     @property
     def in_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
@@ -49,7 +53,8 @@ class Rewritten:
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
-        return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
+        with nullcontext() if self.stacked else copy_metadata(self.plan):
+            return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
 
 
 def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transformed: Traced | None = None) -> Rewritten:
@@ -69,7 +74,7 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
     program = _with_scheduled_loops(transformed) if plan.decisions else transformed.program
     closed = closed_jaxpr(program, eqns, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
-    return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed)
+    return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed, stacked=stacked)
 
 
 def _in_memory(sharding: jax.sharding.Sharding | None, atom: Atom) -> jax.sharding.Sharding | None:

@@ -1,6 +1,8 @@
 """Stores and loads of offloaded values, and of shards of partitioned ones (software prefetching).
 
-1. A value is stored as soon as it is pinned, and the forward pass waits for the store where `prefetch` says.
+1. A value is stored as soon as it is pinned, and the forward pass waits for the store where `prefetch` says. Stores
+   that end at one place end in the order of their starts, each at a barrier of its own: at one barrier XLA's scheduler
+   for GPUs would start all of them when the last of their values is computed.
 
      before: 0  1  2            after: 0  pin [1]  store 1  1  barrier [2, 1]  2
 
@@ -56,10 +58,10 @@ class Transfers:
         writer = self._writer
         frontier = self._graph.forward_frontier[op.id] if self._unfinished_stores and writer.loop is None else None
         if frontier is not None:
-            stores, self._unfinished_stores = self._unfinished_stores, []
-            reads = (writer.current[frontier], *(self._stored[v] for v in stores))
-            writer.current[frontier], *finished = writer.barrier(reads, why="store")
-            self._stored.update(zip(stores, finished, strict=True))
+            for value in sorted(self._unfinished_stores, key=lambda v: self._graph.producer[v] or 0):
+                reads = writer.current[frontier], self._stored[value]
+                writer.current[frontier], self._stored[value] = writer.barrier(reads, why="store")
+            self._unfinished_stores.clear()
         if op.loop is None:
             for value in self._load_before.get(op.id, ()):
                 self.start_load(value, op.id)

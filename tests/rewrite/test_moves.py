@@ -17,6 +17,7 @@ from jaxckpt.ir import Offload, Partition, Recompute
 from jaxckpt.machine import Target, targets
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.moves import copy_options
 from jaxckpt.schedule import Move
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
@@ -98,6 +99,15 @@ def test_stores_are_awaited_in_the_forward_and_loads_start_early():
     assert held
     assert all(step.trigger is not None for step in fetched)
     assert len(fetched) == 4
+
+
+@pytest.mark.parametrize(("decision", "expected"), [(Offload(), True), (Recompute(), False)])
+def test_only_steps_with_copies_tell_the_scheduler_how_long_kernels_take(decision, expected):
+    traced, rewritten = planned(keeping(decision), *arguments())
+    text = jax.jit(rewritten.call).lower(*traced.specs).as_text()
+    assert ("latency_metadata" in text) is expected
+    assert bool(copy_options(rewritten.plan, "cuda")) is expected
+    assert not copy_options(rewritten.plan, "tpu")
 
 
 def test_an_offloaded_value_is_off_the_device_meanwhile():

@@ -29,6 +29,14 @@ def test_a_store_ends_a_stage_later_a_load_starts_a_stage_ahead():
     ]  # fmt: skip
 
 
+def test_stores_that_end_at_one_place_end_in_the_order_of_their_values():
+    graph = chain(4)
+    distances = {1: Offload(prefetch=1, leave=1), 2: Offload(prefetch=1, leave=0)}
+    steps = as_text(schedule(graph, plan_of(graph, {2: distances[2], 1: distances[1]}, stages=[0, 1, 2, 3])))
+    at = steps.index("barrier [2, 1]")
+    assert steps[at : at + 3] == ["barrier [2, 1]", "barrier [2, 2]", "2"]
+
+
 def test_without_prefetch_a_value_is_loaded_for_its_own_stage():
     graph = chain(4)
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))

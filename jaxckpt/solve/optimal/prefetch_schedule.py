@@ -1,7 +1,8 @@
 """Prefetch distances of offloaded values, chosen from the bandwidth of the host link.
 
 1. A copy is hidden if the work between its start and its first use, by the model as if the values stayed on the device,
-   takes as long as its bytes over the link's bandwidth. Each way the smallest distance is chosen that is long enough.
+   takes as long as its bytes over the link's bandwidth. Each way the smallest distance is chosen that is long enough;
+   that of a store is at least 1, as XLA's scheduler for GPUs may start a store only with the next one.
 2. If more copies are requested than the link carries in time, longer distances help nothing: no copy gets more than a
    quarter of the layers, since values in flight are on the device. The store of a value that is produced near the end
    of the forward pass has until that end.
@@ -140,8 +141,8 @@ class _Clock:
         prefetch = self.problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
         leave = prefetch if decision.leave is None else decision.leave
         if leave is None:
-            ends_s = (self.at_s[op] for op in self.layers[home + 1 : home + 1 + min(most, behind)])
-            leave = next((k for k, end_s in enumerate(ends_s) if end_s >= self.stored_s[value]), most)
+            ends_s = (self.at_s[op] for op in self.layers[home + 2 : home + 1 + min(most, behind)])
+            leave = next((k for k, end_s in enumerate(ends_s, 1) if end_s >= self.stored_s[value]), most)
         if prefetch is None:
             layer = self.consumer[value]
             starts_s = accumulate((self._read_s(each) for each in range(layer, layer + most)), min)
