@@ -36,27 +36,24 @@ It ends a copy early so that another one can start. A step that stores and loads
 71.2 ms with 2 and 54.0 with 4 (h200, jax 0.12.0.1, of which 49.7 are kernels)."""
 
 _KERNEL_NS = 1000
-"""Nanoseconds that every kernel takes by the reckoning of XLA's scheduler for GPUs.
+"""Nanoseconds that every kernel takes in the reckoning of XLA's scheduler for GPUs, in steps with copies.
 
 The scheduler takes 5 ms for the latency of a copy, of any size, and starts the copy so much work before the op that
-waits for the copy. With real times a copy of more than 5 ms is late, and so is one that queues on the link. With short
-kernels a copy starts as soon as the schedule lets it: a store behind its value, a load behind its barrier. With 0 all
-copies that are under way start where the first of them must. A decoder of 8 layers of width 4,096 that offloads 1.7 GiB
-waits 15.9 ms for copies with real times, 5.5 with 0 and none with 1,000 and 5,000 (h200, jax 0.12.0.1)."""
-
-
-def _copies_arrays(plan: GraphPlan) -> bool:
-    return bool(plan.host_arguments) or any(decision.on_host for decision in plan.decisions.values())
+waits for the copy. With real times a copy of more than 5 ms is late, and so is a copy that queues on the link. With
+short kernels a copy starts as soon as the schedule lets it: a store behind its value, a load behind its barrier. With 0
+all copies that are under way start where the first of them must. A plan that offloads 1.7 GiB of a decoder of 8 layers
+of width 4,096 waits 15.5 ms for copies with real times and two copies under way, 8.9 ms with 0 and 16 copies, and
+nothing with 1,000 or 5,000 and 64 copies (h200, jax 0.12.0.1)."""
 
 
 def copy_options(plan: GraphPlan, platform: str) -> tuple[tuple[str, Any], ...]:
     """XLA options for a plan with values in host memory."""
-    return (_COPY_LIMIT,) if platform == "cuda" and _copies_arrays(plan) else ()
+    return (_COPY_LIMIT,) if platform == "cuda" and plan.copies else ()
 
 
-def copy_metadata(plan: GraphPlan) -> AbstractContextManager[Any]:
-    """Equations that are traced inside say to XLA's scheduler for GPUs that copies take far longer than kernels."""
-    return set_xla_metadata(latency_metadata=str(_KERNEL_NS)) if _copies_arrays(plan) else nullcontext()
+def copy_metadata(plan: GraphPlan, *, stacked: bool) -> AbstractContextManager[Any]:
+    """A context whose equations carry `_KERNEL_NS`, if a plan has values in host memory; none in steps for TPUs."""
+    return set_xla_metadata(latency_metadata=str(_KERNEL_NS)) if plan.copies and not stacked else nullcontext()
 
 
 def move_eqn(

@@ -6,7 +6,6 @@ the step, from the same flat arguments, and nothing is traced again.
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -53,7 +52,7 @@ class Rewritten:
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
-        with nullcontext() if self.stacked else copy_metadata(self.plan):
+        with copy_metadata(self.plan, stacked=self.stacked):
             return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
 
 

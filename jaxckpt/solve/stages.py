@@ -24,9 +24,9 @@ StageStarts = tuple[int, ...]
 _COUNTS = (1, *(2**octave * (4 + quarter) / 4 for octave in range(1, 7) for quarter in range(4)), 128)
 """Limits of a stage are the residual bytes of the step divided by these; four a power of two, up to deep models.
 
-A boundary moves to where fewer bytes cross as the limit rises, and the next one with it. With two a power of two no cut
-of an interatomic potential with a force loss takes less than 13,412 MiB with more than six stages, with four one of
-eight takes 11,191."""
+Where a boundary is for one limit decides where the next ones are, so cuts of near limits differ much. With two a power
+of two no cut of more than six stages of an interatomic potential with a force loss is predicted below 13,412 MiB; with
+four, one of ten stages takes 11,228 MiB."""
 _NARROW = 1 / 8
 """The input of a head takes at most this share of the largest value in it. 0, 1/16 and 1/4 give plans that are as fast;
 with 0 the least plans are as large and fewer (`python -m benchmarks.constants`)."""

@@ -108,6 +108,8 @@ def test_only_steps_with_copies_tell_the_scheduler_how_long_kernels_take(decisio
     assert ("latency_metadata" in text) is expected
     assert bool(copy_options(rewritten.plan, "cuda")) is expected
     assert not copy_options(rewritten.plan, "tpu")
+    for_tpu = jax.jit(rewrite(traced, rewritten.plan, stacked=True).call).lower(*traced.specs).as_text()
+    assert "latency_metadata" not in for_tpu
 
 
 def test_an_offloaded_value_is_off_the_device_meanwhile():
