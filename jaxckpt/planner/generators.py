@@ -248,9 +248,14 @@ class SimpleRules(Generator):
                 yield Candidate(plan, total_bytes, step_share * step_s)
 
     def _trusted_share(self, pool: CandidatePool) -> float:
-        """The share of the expected seconds that a rule may take."""
-        is_trusted = pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan))
-        return 1.0 if is_trusted else pool.limits.rules_order
+        """The share of the expected seconds that a rule may take.
+
+        Until a rule was compiled the model may be off for rules by as much as it was for the compiled plans: in an MLP
+        with batch normalisation the best plan was 7% slower than predicted, and `every:2` 4% faster.
+        """
+        if pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan)):
+            return 1.0
+        return min(pool.limits.rules_order, 1 / min(map(pool.slowdown, pool.compiled), default=1.0))
 
     def slowdown(self, pool: CandidatePool) -> float:
         """That of the compiled plan which is fastest compared with its prediction.

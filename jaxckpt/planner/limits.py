@@ -22,9 +22,9 @@ class Limits:
       margins: Taken off the corrected question after one plan that is too large, two, and more, as shares of the
         budget: compiled totals do not follow the question exactly. None, and two to ten times as large ones, end at
         the same plans.
-      rules_order: Until a simple rule was compiled, seconds of rules are taken as this share of the expected ones: the
-        model's order of two plans that differ by less is often wrong. 0.9 takes a quarter more compiles, 1 a twelfth
-        fewer.
+      rules_order: Until a simple rule was compiled, seconds of rules are taken as at most this share of the expected
+        ones: the model's order of two plans that differ by less is often wrong. 0.9 takes a quarter more compiles, 1 a
+        twelfth fewer.
       larger_plans: Plans above the budget that are solved for a mixture, by budgets that grow by `growth` each. 1, 4
         and 8 end at the same plans.
       growth: The factor between these budgets. 1.1, 1.25 and 1.5 end at the same plans.
