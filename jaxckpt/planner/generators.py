@@ -120,6 +120,10 @@ class CandidatePool:
         least_bytes = min((c.model_error_bytes for c in self.compiled), default=0) if inherits else 0
         return ModelError(self.of(generator), otherwise_bytes=max(0, least_bytes))
 
+    def question(self, error: ModelError) -> int:
+        """The predicted total at which the compiled total should be the budget."""
+        return error.question(self.limit_bytes, self.limits, fixed_bytes=self.planner.least_fixed_bytes)
+
     def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
         """A plan with its corrected prediction."""
         predicted = plan.predicted
@@ -193,7 +197,7 @@ class SolverPlans(Generator):
         """The plan for the predicted total at which the compiled one should be the budget."""
         if self._applies(pool) and not pool.is_well_used(self):
             error = pool.error(self, inherits=self._inherits)
-            temp_bytes = error.question(pool.limit_bytes, pool.limits) - pool.planner.fixed_bytes
+            temp_bytes = pool.question(error) - pool.planner.fixed_bytes
             plan = self._solver().solve(temp_bytes, allow_empty=not pool.unplanned_is_too_large)
             yield pool.expected(plan, self, error)
 
@@ -229,7 +233,7 @@ class Alternatives(Generator):
             return
         error = ModelError(pool.compiled)
         best_bytes = best.plan.predicted.temp_bytes
-        asked_bytes = error.question(pool.limit_bytes, pool.limits) - pool.planner.fixed_bytes
+        asked_bytes = pool.question(error) - pool.planner.fixed_bytes
         other_cut = self._solver.alternative_plan(best.plan, max(asked_bytes, best_bytes))
         for plan in (other_cut, self._solver.solve(best_bytes - 1, allow_empty=False)):
             if plan is not None:
@@ -336,7 +340,8 @@ class SplitLoops(Generator):
         for plan, iterations in self._mixes.items():
             if plan in figures:
                 bracket = bracket.narrowed(MixPoint(iterations=iterations, figures=figures[plan]), pool.limit_bytes)
-        aimed_bytes = pool.limit_bytes - int(pool.limits.margins[0] * pool.limit_bytes)
+        temp_bytes = pool.limit_bytes - pool.planner.least_fixed_bytes
+        aimed_bytes = pool.limit_bytes - int(pool.limits.margins[0] * temp_bytes)
         mix = self._splitter.largest_feasible_mix(bracket, aimed_bytes)
         if mix is not None:
             iterations, plan = mix

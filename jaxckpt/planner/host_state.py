@@ -113,7 +113,7 @@ class HostStatePlans(Generator):
         if (pool.best is not None and is_unplanned(pool.best.plan)) or pool.is_well_used(self):
             return
         error = pool.error(self, inherits=True)
-        plan = self._solver.solve(error.question(pool.limit_bytes, pool.limits))
+        plan = self._solver.solve(pool.question(error))
         if plan is not None:
             yield pool.expected(plan, self, error)
 

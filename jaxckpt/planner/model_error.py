@@ -79,12 +79,14 @@ class ModelError:
         share = min(1.0, max(0.0, (predicted_bytes - self._points[low][0]) / span)) if span else 0.0
         return errors[low] + share * (errors[high] - errors[low])
 
-    def question(self, limit_bytes: int, limits: Limits) -> int:
+    def question(self, limit_bytes: int, limits: Limits, *, fixed_bytes: int = 0) -> int:
         """The predicted total at which the compiled total should be a budget, a little below where it is corrected.
 
         Between the largest plan that fits and the next one that does not, it is where a line through both meets the
         budget (a secant search). The more plans were too large, the more is taken off: some corrections change less of
         the compiled total than of the predicted one, and others miss the budget by a few kibibytes each time.
+
+        The model is off for temporaries: `fixed_bytes`, those that no plan changes, take no part in what is taken off.
         """
         if not self._points:
             return limit_bytes - self._otherwise_bytes
@@ -92,7 +94,7 @@ class ModelError:
         low = fitting[-1] if fitting else None
         too_large = [point for point in self._points if point[1] > limit_bytes and (low is None or point[0] > low[0])]
         margin = limits.margins[min(max(len(too_large), 1), len(limits.margins)) - 1]
-        aimed_bytes = limit_bytes - int(margin * limit_bytes)
+        aimed_bytes = limit_bytes - int(margin * max(0, limit_bytes - fixed_bytes))
         if low is None or not too_large:
             predicted_bytes, compiled_bytes = low or too_large[0]
             return predicted_bytes + aimed_bytes - compiled_bytes

@@ -52,6 +52,14 @@ def test_the_more_plans_were_too_large_the_more_is_taken_off():
     assert taken_off == pytest.approx([125, 2500, 12_500], abs=2)
 
 
+def test_what_is_taken_off_is_a_share_of_the_temporaries():
+    limits = Limits(margins=(0.1,))
+    error = ModelError([compiled(95_000, 105_000)])
+    assert error.question(100_000, limits) == 95_000 - 5_000 - 10_000
+    assert error.question(100_000, limits, fixed_bytes=80_000) == 95_000 - 5_000 - 2_000
+    assert error.question(100_000, limits, fixed_bytes=120_000) == 95_000 - 5_000
+
+
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_size=6), st.integers(1, 1000))
 def test_at_the_question_the_budget_is_expected(points, limit_bytes):
     """The first plan that is too large, above the largest one that fits, is not asked for again."""

@@ -11,6 +11,7 @@ from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
 from tests.graphs import RATES, chain
 
 BYTES = 4 * 1024
+LAYERS = tuple(range(16))
 LAYER_S = 1e6 / 1e12 + RATES.launch_s  # of a product that `chain` makes
 
 
@@ -21,10 +22,10 @@ def problem(layers=16, *, copies_of_layers=1.0, **offloading):
     return Problem(graph=graph, rates=rates, offloading=Offloading(**offloading))
 
 
-def chosen(asked, decision=None, layers=16):
+def chosen(asked, decision=None, layers=16, **options):
     values = range(1, layers)
     plan = with_prefetch_distances(
-        asked, dict.fromkeys(values, decision or Offload()), tuple(range(layers)), tuple(range(layers))
+        asked, dict.fromkeys(values, decision or Offload()), tuple(range(layers)), tuple(range(layers)), **options
     )
     return [plan.decisions[v] for v in values]
 
@@ -38,6 +39,30 @@ def test_a_copy_may_take_the_fewest_layers_that_are_long_enough(copies_of_layers
 
 def test_no_copy_may_take_more_than_a_quarter_of_the_layers():
     assert {d.prefetch for d in chosen(problem(copies_of_layers=100.0))} == {4}
+
+
+@given(st.floats(0.1, 5))
+def test_all_loads_have_one_distance(copies_of_layers):
+    """XLA's scheduler starts no copy earlier before its end than the copy that starts next."""
+    assert len({d.prefetch for d in chosen(problem(copies_of_layers=copies_of_layers), queued=True)}) == 1
+
+
+def test_the_distance_is_the_smallest_of_the_fastest_step_that_fits():
+    """The second of two loads that queue on the link is late with smaller distances; larger ones take memory."""
+    asked, values = problem(copies_of_layers=3.5), (9, 10)
+    saved = dict.fromkeys(range(1, 16), Save())
+
+    def plan(**options):
+        decisions = saved | dict.fromkeys(values, Offload(leave=1))
+        return with_prefetch_distances(asked, decisions, LAYERS, LAYERS, queued=True, **options)
+
+    def of_distance(k):
+        return asked.replay(replace(plan(), decisions=saved | dict.fromkeys(values, Offload(prefetch=k, leave=1))))
+
+    assert {plan().decisions[v].prefetch for v in values} == {5}
+    assert of_distance(4).step_s > of_distance(5).step_s == of_distance(6).step_s
+    within = plan(limit_bytes=of_distance(5).peak_bytes - 1)
+    assert {within.decisions[v].prefetch for v in values} == {4}
 
 
 def test_what_a_rule_says_of_layers_is_kept():
