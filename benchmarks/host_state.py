@@ -8,7 +8,7 @@ Seconds are estimates, with the time that copies delay the step. What is there i
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from benchmarks.models import gpt2, llama
 from benchmarks.models.training import TrainingStep
 from benchmarks.record import keep, made_with, read
 from jaxckpt import InfeasibleBudgetError
+from jaxckpt._units import format_bytes
 from jaxckpt.planner import Planner
 
 NAME = "host-state"
@@ -97,6 +98,15 @@ def planned(planner: Planner, budget_bytes: int) -> dict[str, Any]:
         "compiles": planner.compile_count - known,
         "seconds": time.monotonic() - begin,
     }
+
+
+def planned_cell(row: Mapping[str, Any] | None) -> str:
+    """A table's cell for these figures: estimated seconds, or the least total."""
+    if row is None:
+        return ""
+    if "refused_bytes" in row:
+        return f"at least {format_bytes(row['refused_bytes'])}"
+    return f"{1e3 * row['step_s']:.1f} ms"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gallery.page import readme_table, tables as gallery_tables
-from benchmarks.host_state import ALLOWED
+from benchmarks import wide_decoder
+from benchmarks.host_state import ALLOWED, planned_cell
 from benchmarks.model_error import table as model_errors
 from benchmarks.record import RESULTS, read
 from benchmarks.strangers import STRANGERS, findings
@@ -22,7 +23,9 @@ README = ROOT / "README.md"
 COST, FOOTPRINTS, POLICIES, RULES, SEEDS = (
     ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "simple-rules", "seeds")
 )
-BUDGETS, GALLERY, MODEL = (ROOT / "docs" / f"{name}.md" for name in ("budgets", "gallery", "cost-model"))
+BUDGETS, GALLERY, MODEL, OFFLOAD = (
+    ROOT / "docs" / f"{name}.md" for name in ("budgets", "gallery", "cost-model", "offload")
+)
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
@@ -34,6 +37,7 @@ def main() -> None:
     write(COST, {"cost": cost_table()})
     write(MODEL, {"model error": model_error_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
+    write(OFFLOAD, {"wide decoder": wide_decoder.table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
     write(RULES, rules_tables())
     write(SEEDS, {"features": features_table()})
@@ -97,7 +101,7 @@ def host_state_table() -> str:
         for share in sorted({share for _, share in plans}, reverse=True):
             rows = [plans.get((allow, share)) for allow in ALLOWED]
             host = format_bytes(rows[-1]["host_bytes"]) if rows[-1] and "host_bytes" in rows[-1] else ""
-            cells = " | ".join(map(_planned_cell, rows))
+            cells = " | ".join(map(planned_cell, rows))
             lines.append(f"| {name} | {format_bytes(int(share * step['total_bytes']))} | {cells} | {host} |")
     return "\n".join([*lines, "", _versions_and_dates(result["steps"]), ""])
 
@@ -107,14 +111,6 @@ def _versions_and_dates(steps: Mapping[str, Any]) -> str:
     dates = sorted({step["date"] for step in steps.values()})
     versions = sorted({step["versions"]["jax"] for step in steps.values()})
     return f"jax {', '.join(versions)}, {' and '.join(dates)}."
-
-
-def _planned_cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    if "refused_bytes" in row:
-        return f"at least {format_bytes(row['refused_bytes'])}"
-    return f"{1e3 * row['step_s']:.1f} ms"
 
 
 def demo_table() -> str:

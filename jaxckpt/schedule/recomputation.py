@@ -312,8 +312,10 @@ class Recomputation:
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             passing = writer.loop is None
             sums = self._sums_passing(reader) if passing else []
-            if passing and not graph.mesh and not self._transfers.values:  # loads have updates of their own
+            if passing and not graph.mesh and not self._transfers.values:
                 sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
+            elif passing:
+                sums += [v for v in self._transfers.results_before_stage(reader) if v not in sums]
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
             others = sorted(weights.difference(instances))

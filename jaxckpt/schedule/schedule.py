@@ -73,7 +73,7 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
 12. On one device, in a plan without transfers, the updates whose gradients are finished run before the barrier of a
     stage, and their results pass it (see `updates`). A compiler would put them at the end of the step, and keep the
-    gradients.
+    gradients. In a plan with values on the host all results of the backward pass the barrier (see `transfers`).
 
 13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
     group's gradients are finished (see `host_state`).

@@ -9,7 +9,8 @@
 2. A load starts behind the end of the longest chain of backward ops so far, and behind every result of the backward
    that is still to be read. A compiler that hides copies would otherwise postpone weight gradients, and so keep their
    operands. Updates whose gradients are finished run before a load from the host, and their results pass in place of
-   the gradients (`updates`).
+   the gradients (`updates`). The barriers of stages do the same where values are on the host: between two stages that
+   loaded nothing a decoder of width 4,096 kept 0.94 GiB that the products of gradients read.
 
      before: 4  5  6            after: 4  barrier [3, 5] after 5  load 3  5  6
 
@@ -85,17 +86,30 @@ class Transfers:
         """
         if value in self._loaded:
             return
-        writer, outputs = self._writer, frozenset(self._graph.outputs)
+        writer = self._writer
         if writer.loop is None and self._forms(value)[0].on_host:
             self._results.extend(self._updates.run_before(reader))
-        unread = tuple(v for v in self._results if v in outputs or self._is_read_from(reader, v))
-        self._results.clear()
+        unread = self.unread_results(reader)
         reads = (self._stored[value], *(writer.current[v] for v in unread))
         trigger = writer.latest(self._graph.backward_frontier[reader])
         held, *passed = writer.barrier(reads, trigger=trigger, why="load")
         for result, instance in zip(unread, passed, strict=True):
             writer.current[result] = instance
         self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
+
+    def results_before_stage(self, reader: int) -> list[int]:
+        """Results that pass the barrier of a stage, in a plan with values on the host; none in other plans."""
+        if not any(self._forms(v)[0].on_host for v in self.values):
+            return []
+        self._results.extend(self._updates.run_before(reader))
+        return self.unread_results(reader)
+
+    def unread_results(self, reader: int) -> list[int]:
+        """Results of the backward and of updates since the last barrier that are still to be read from an op on."""
+        outputs = frozenset(self._graph.outputs)
+        unread = [v for v in self._results if v in outputs or self._is_read_from(reader, v)]
+        self._results.clear()
+        return unread
 
     def _is_read_from(self, reader: int, value: int) -> bool:
         """True if an op from `reader` on, and no update that ran already, reads a value."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
@@ -11,7 +12,7 @@ from jaxckpt.schedule.prefetch import is_pipelined
 from jaxckpt.schedule.validate import reason_not_offloadable
 from tests.graphs import Builder, chain, graphs
 from tests.schedule.as_text import as_text
-from tests.schedule.test_schedule import droppable
+from tests.schedule.test_schedule import check_order, droppable
 
 
 def plan_of(graph, decisions, stages):
@@ -102,6 +103,27 @@ def test_an_update_runs_before_a_load_and_its_result_passes_in_place_of_the_grad
     assert last not in passed
     assert steps.index(f"load {hidden}") < steps.index(str(graph.producer[new_first]))
     assert sorted(step.op for step in laid_out.steps if isinstance(step, Run)) == [op.id for op in graph.ops]
+
+
+@pytest.mark.parametrize("offloads", [True, False])
+def test_where_values_are_on_the_host_results_of_the_backward_pass_the_barriers_of_stages_too(offloads):
+    """XLA's scheduler that hides copies would postpone products of gradients, and keep what they read."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(4000)
+    copied = build.op("dot_general", x, x, size_bytes=4000)
+    kept = build.op("dot_general", copied, weight, size_bytes=4000)
+    dropped = build.op("tanh", kept, size_bytes=4000)
+    end = build.op("dot_general", dropped, weight, size_bytes=4000)
+    cotangent = build.op("dot_general", end, weight, size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("dot_general", cotangent, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    behind = build.op("mul", cotangent, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    last = build.op("dot_general", behind, copied, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(gradient, last)
+    decisions = {copied: Offload(prefetch=0) if offloads else Save(), kept: Save(), dropped: Recompute(), end: Save()}
+    laid_out = schedule(graph, plan_of(graph, decisions, stages=[0, graph.producer[kept]]))
+    (passed,) = [s.reads for s in laid_out.steps if isinstance(s, Barrier) and s.why == "recompute"]
+    assert (gradient in passed) is offloads
+    check_order(graph, laid_out)
 
 
 def test_an_update_that_needs_all_gradients_waits_for_the_last_one():
