@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gallery.page import readme_table, tables as gallery_tables
 from benchmarks import wide_decoder
+from benchmarks.gallery.page import readme_table, tables as gallery_tables
 from benchmarks.host_state import ALLOWED, planned_cell
 from benchmarks.model_error import table as model_errors
 from benchmarks.record import RESULTS, read
