@@ -89,7 +89,7 @@ class Transfers:
         writer = self._writer
         if writer.loop is None and self._forms(value)[0].on_host:
             self._results.extend(self._updates.run_before(reader))
-        unread = self.unread_results(reader)
+        unread = self._unread_results(reader)
         reads = (self._stored[value], *(writer.current[v] for v in unread))
         trigger = writer.latest(self._graph.backward_frontier[reader])
         held, *passed = writer.barrier(reads, trigger=trigger, why="load")
@@ -99,12 +99,12 @@ class Transfers:
 
     def results_before_stage(self, reader: int) -> list[int]:
         """Results that pass the barrier of a stage, in a plan with values on the host; none in other plans."""
-        if not any(self._forms(v)[0].on_host for v in self.values):
+        if not self._plan.offloads:
             return []
         self._results.extend(self._updates.run_before(reader))
-        return self.unread_results(reader)
+        return self._unread_results(reader)
 
-    def unread_results(self, reader: int) -> list[int]:
+    def _unread_results(self, reader: int) -> list[int]:
         """Results of the backward and of updates since the last barrier that are still to be read from an op on."""
         outputs = frozenset(self._graph.outputs)
         unread = [v for v in self._results if v in outputs or self._is_read_from(reader, v)]
