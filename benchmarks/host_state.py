@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.models import gpt2, llama
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.training import TrainingStep
 from benchmarks.record import keep, made_with, read
 from jaxckpt import InfeasibleBudgetError
@@ -26,9 +27,20 @@ SHARES = (0.7, 0.5, 0.35, 0.25)
 MOST_COMPILES = 4
 
 
-def wide() -> TrainingStep:
-    """A decoder of width 4,096."""
-    return llama.step(batch=2, sequence=4096, layers=8, width=4096, heads=32, groups=8, hidden=14336, vocabulary=32000)
+def wide(*, fused: bool = False, remat: Remat = as_written) -> TrainingStep:
+    """A decoder of width 4,096: 8 layers, 2 x 4,096 tokens, AdamW; with cuDNN attention if `fused`."""
+    return llama.step(
+        batch=2,
+        sequence=4096,
+        layers=8,
+        width=4096,
+        heads=32,
+        groups=8,
+        hidden=14336,
+        vocabulary=32000,
+        fused=fused,
+        remat=remat,
+    )
 
 
 STEPS: MappingProxyType[str, Callable[[], TrainingStep]] = MappingProxyType({"gpt2": gpt2.step, "wide": wide})

@@ -14,10 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.frontier import NAMED, WITHOUT, by_hand
-from benchmarks.host_state import planned, planned_cell
-from benchmarks.models import llama
-from benchmarks.models.blocks import Remat, as_written, naming
-from benchmarks.models.training import TrainingStep
+from benchmarks.host_state import planned, planned_cell, wide
+from benchmarks.models.blocks import Remat, naming
 from benchmarks.record import keep, made_with, read
 from jaxckpt import footprint
 from jaxckpt._units import format_bytes
@@ -37,22 +35,6 @@ SHARES = (0.75, 0.7, 0.5, 0.35)
 MOST_COMPILES = 6
 
 
-def step(remat: Remat = as_written) -> TrainingStep:
-    """The decoder: 8 layers, 2 x 4,096 tokens, cuDNN attention, AdamW."""
-    return llama.step(
-        batch=2,
-        sequence=4096,
-        layers=8,
-        width=4096,
-        heads=32,
-        groups=8,
-        hidden=14336,
-        vocabulary=32000,
-        fused=True,
-        remat=remat,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="no plan is begun later")
@@ -68,7 +50,7 @@ def main() -> None:
             hand[name] = compiled(name, remat)
             print(name, hand[name], flush=True)
             keep(NAME, {"by_hand": hand, "plans": plans})
-    task, known = step(), {(row["allow"], row["share"]) for row in plans}
+    task, known = wide(fused=True), {(row["allow"], row["share"]) for row in plans}
     for share, (name, allow) in product(SHARES, ALLOWED.items()):
         if (name, share) in known or time.monotonic() - begin > 60 * arguments.minutes:
             continue
@@ -88,7 +70,7 @@ def main() -> None:
 
 def compiled(name: str, remat: Remat) -> dict[str, Any]:
     """Figures of what people write: the blocks under `jax.checkpoint` with a policy."""
-    made = step(remat)
+    made = wide(fused=True, remat=remat)
     with naming() if name == NAMED else nullcontext():
         found = footprint(made.step, *made.args, target="h200", donate_argnums=made.donate_argnums)
     return {"total_bytes": found.total_bytes, "step_s": found.step_s}

@@ -20,8 +20,8 @@ class Limits:
         T5 the model is off by more than two good plans differ (`python -m benchmarks.frontier`). 1 takes a twelfth
         more compiles, 1.2 as many.
       margins: Taken off the corrected question after one plan that is too large, two, and more, as shares of what the
-        budget leaves for temporaries: compiled totals do not follow the question exactly. None, and two to ten times as
-        large ones, end at the same plans (as shares of the whole budget).
+        budget leaves for temporaries: compiled totals do not follow the question exactly. When they were shares of the
+        whole budget, none, and two to ten times as large ones, ended at the same plans.
       rules_order: Until a simple rule was compiled, seconds of rules are taken as at most this share of the expected
         ones: the model's order of two plans that differ by less is often wrong. 0.9 takes a quarter more compiles, 1 a
         twelfth fewer.

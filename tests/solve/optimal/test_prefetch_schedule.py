@@ -43,7 +43,7 @@ def test_no_copy_may_take_more_than_a_quarter_of_the_layers():
 
 @given(st.floats(0.1, 5))
 def test_all_loads_have_one_distance(copies_of_layers):
-    """XLA's scheduler starts no copy earlier before its end than the copy that starts next."""
+    """XLA's scheduler gives no copy more time before its reader than the copy that starts next."""
     assert len({d.prefetch for d in chosen(problem(copies_of_layers=copies_of_layers), queued=True)}) == 1
 
 
