@@ -1,4 +1,4 @@
-"""The layers of a model, found in its graph: by their names, or as a run of ops that repeats itself.
+"""The layers of a model, found in its graph: by their names, as a run of ops that repeats itself, or as bodies of loops.
 
 By name: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", ...), the outermost ones of the model.
 Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of the same layers.
@@ -6,8 +6,10 @@ Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of
 By structure: the longest tandem repeat of the forward pass, a period p such that op i + p computes the same as op i.
 It is cut where fewest bytes cross, since a period alone does not say where a layer begins.
 
-Either counts if as many residuals and as many products are inside the layers as outside of all layers: two norms of one
-block differ in a number alone too. A model whose layers are iterations of a loop has no such layers.
+By loops: the body of each outermost loop of the forward pass is one layer, since all iterations have one body.
+
+Names and repeats count if as many residuals and as many products are inside the layers as outside of all layers: two
+norms of one block differ in a number alone too.
 
 Read after `rule`. Complexity: linear in ops for names; for a repeat, ops times ops in comparisons of numbers.
 """
@@ -19,6 +21,7 @@ from itertools import accumulate, chain, pairwise
 
 from jaxckpt.ir import Graph, Kind, Phase
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
+from jaxckpt.ir.regions import CARRY
 from jaxckpt.policy.rule import outermost
 from jaxckpt.schedule.argument_derived import argument_derived_values
 
@@ -34,10 +37,12 @@ class ModelLayers:
     Attributes:
       found_by: Words for the property by which the layers were found.
       stacks: The forward ops of each layer; layers of one stack have one pattern of names.
+      are_loop_bodies: True if each is the body of a loop: all iterations are one layer.
     """
 
     found_by: str
     stacks: tuple[tuple[_Ops, ...], ...]
+    are_loop_bodies: bool = False
 
     def __str__(self) -> str:
         return f"{self.count} layer{'s' * (self.count != 1)}: {self.found_by}"
@@ -75,7 +80,7 @@ def layers_in_scopes(graph: Graph, scope: str) -> ModelLayers:
 
 
 def layers_of_model(graph: Graph) -> ModelLayers | None:
-    """The layers of a model by name, else by structure; None where it has neither."""
+    """The layers of a model by name, else by structure, else by its loops; None where it has none of these."""
     return graph.once(_found_layers)
 
 
@@ -83,7 +88,7 @@ def _found_layers(graph: Graph) -> ModelLayers | None:
     for layers in (_named(graph), *_repeated(graph)):
         if layers is not None and _hold_most(graph, layers):
             return layers
-    return None
+    return _loop_bodies(graph)
 
 
 def _pattern(group: Layers[str]) -> str:
@@ -260,6 +265,25 @@ def _hold_most(graph: Graph, layers: ModelLayers) -> bool:
 
 def _forward_readers(graph: Graph, value: int) -> Iterable[int]:
     return (reader for reader in graph.readers[value] if graph.ops[reader].phase is Phase.FORWARD)
+
+
+### By loops
+
+
+def _loop_bodies(graph: Graph) -> ModelLayers | None:
+    """The body of each outermost loop, without the carry, which an iteration is given."""
+    bodies: defaultdict[int, set[int]] = defaultdict(set)
+    for op in map(graph.ops.__getitem__, graph.forward):
+        around = next((loop for loop in graph.path(op.loop) if graph.loops[loop].branch is None), None)
+        if around is not None and not (op.primitive == CARRY and op.loop == around):
+            bodies[around].add(op.id)
+    if not bodies:
+        return None
+    layers = tuple(map(frozenset, bodies.values()))
+    return ModelLayers(found_by="bodies of loops", stacks=(layers,), are_loop_bodies=True)
+
+
+### None of these
 
 
 def layers_from_stages(graph: Graph, stages: Sequence[int]) -> ModelLayers:

@@ -28,7 +28,7 @@ class Regions:
     Attributes:
       scope: Glob on the scopes whose ops are computed again; "" for the blocks that are found by structure, or, if
         `segment` or `layers` is given, for the layers of the model: scopes whose names differ in a number alone, else
-        a run of ops that repeats, else those blocks.
+        a run of ops that repeats, else the bodies of loops, else those blocks.
       segment: So many consecutive layers are one region, of whose inputs the first alone is saved. None without
         `layers`: every scope is a region.
       layers: Numbers of the layers that are recomputed, "0-3,7", counted from 0 through the forward pass; None for all.

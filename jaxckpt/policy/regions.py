@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Graph, Op, Phase, Trait
+from jaxckpt.ir.regions import END
 from jaxckpt.policy.model_layers import ModelLayers, layers_from_stages, layers_in_scopes, layers_of_model
 from jaxckpt.policy.policy import Regions
 from jaxckpt.policy.rule import globs, outermost
@@ -61,13 +62,17 @@ def excluded_ops(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
 
 
 def region_outputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
-    """Values that a region hands to forward ops outside it."""
-    return frozenset(
-        v
-        for op in ops
-        for v in graph.ops[op].writes
-        if any(r not in ops and graph.ops[r].phase is Phase.FORWARD for r in graph.readers[v])
-    )
+    """Values that a region hands to forward ops outside it, but for those that a loop hands to its next iteration.
+
+    The next iteration receives these as its carry, a value of its own.
+    """
+    written = (v for op in ops for v in graph.ops[op].writes)
+    return frozenset(v for v in written if any(_is_outside(graph, reader, ops) for reader in graph.readers[v]))
+
+
+def _is_outside(graph: Graph, reader: int, ops: frozenset[int]) -> bool:
+    op = graph.ops[reader]
+    return reader not in ops and op.phase is Phase.FORWARD and op.primitive != END
 
 
 def region_inputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:

@@ -159,14 +159,14 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
 def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, frozenset[int]]:
     """As `_structure` for regions of layers: what crosses is what a region reads of values that are made outside it.
 
-    Only a model without layers has blocks found by structure. Raises `PolicyError` if these are iterations of a loop,
+    Only a model without layers has blocks found by structure. Raises `PolicyError` if layers are iterations of a loop,
     and several would have to be one region.
     """
     graph = problem.graph
-    without = not regions.scope and layers_of_model(graph) is None
-    if without and (regions.segment or 1) > 1 and any(graph.ops[op].loop is not None for op in graph.forward):
+    layers = None if regions.scope else layers_of_model(graph)
+    if layers is not None and layers.are_loop_bodies and (regions.segment or 1) > 1:
         _refuse_iterations(regions)
-    stages = find_blocks(problem) if without else (0,)
+    stages = (0,) if regions.scope or layers is not None else find_blocks(problem)
     crossing = {
         source
         for region in find_regions(regions, graph, stages=stages)

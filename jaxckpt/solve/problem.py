@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Phase, Prediction, Recompute, RowChunk, Save
+from jaxckpt.ir.regions import END
 from jaxckpt.schedule import Barrier, Run, Schedule, decisions_with_axes, schedule
 from jaxckpt.solve.effort import Effort, default_effort
 
@@ -126,9 +127,13 @@ class Problem:
 
     @cached_property
     def reach(self) -> Mapping[int, tuple[int, int]]:
-        """For each value worth saving its producer and its last reader in the forward pass, fused ones too."""
+        """For each value worth saving its producer and its last reader in the forward pass, fused ones too.
+
+        The end of a loop is no reader: it hands the last iteration's carry on, and each iteration is given its own.
+        """
         graph, sources = self.graph, self.fusion.sources
-        last = {source: op for op in graph.forward for read in graph.ops[op].reads for source in sources[read]}
+        readers = (op for op in graph.forward if graph.ops[op].primitive != END)
+        last = {source: op for op in readers for read in graph.ops[op].reads for source in sources[read]}
         produced = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
         return {v: (op, last[v]) for v, op in produced if v in last and v in self.worth_saving}
 

@@ -1,8 +1,7 @@
 """Whole layers of the model are recomputed: `jax.checkpoint` around each of them, with one of JAX's policies or none.
 
-Layers are found by their names, else by structure (`jaxckpt.policy.model_layers`). Where neither gives any, the layers
-are the bodies of the forward pass's loops: `jax.checkpoint` around the body of each scan. For other steps `full` finds
-blocks where few bytes cross.
+Layers are found by their names, else by structure, else they are the bodies of loops (`jaxckpt.policy.model_layers`).
+For other steps `full` finds blocks where few bytes cross.
 
 Source: `flax.linen.remat`, `jax.checkpoint` and its policies. Read after `jaxckpt.solve.policy_plan`.
 """
@@ -12,7 +11,7 @@ from functools import partial
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import GraphPlan, Recompute
-from jaxckpt.policy import Policy, Regions, layers_of_model, load_policy
+from jaxckpt.policy import Regions, layers_of_model, load_policy
 from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
@@ -34,25 +33,14 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     Raises:
       PolicyError: The forward pass has neither layers nor loops.
     """
-    policy = load_policy(saved)
-    rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
     if layers_of_model(problem.graph) is None:
-        return _solve_bodies(problem, replace(policy, rules=rules))
-    regions = Regions(scope="", segment=1)
-    return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))
-
-
-def _solve_bodies(problem: Problem, policy: Policy) -> GraphPlan:
-    """A policy's decisions about what the bodies of loops compute; the compiler decides about all other values."""
-    graph = problem.graph
-    inside = {v for op in map(graph.ops.__getitem__, graph.forward) if op.loop is not None for v in op.writes}
-    if not inside:
         raise PolicyError(
             "solve(strategy='layers') finds no layers.",
             got="no two scopes of the forward pass that differ in one number alone, no ops that repeat, and no loop",
             needed='scopes such as "block_0" and "block_1": names of modules, or jax.named_scope around each layer',
             advice='strategy="full", which finds blocks by structure',
         )
-    followed = follow(problem, policy)
-    decisions = {v: decision for v, decision in followed.decisions.items() if v in inside}
-    return problem.plan({**decisions, **problem.required}, (0,), "layers")
+    policy = load_policy(saved)
+    rules = tuple(replace(rule, optional=True) for rule in policy.rules if not isinstance(rule.decision, Recompute))
+    regions = Regions(scope="", segment=1)
+    return follow(problem, replace(policy, name="layers", default="save", rules=rules, regions=regions))

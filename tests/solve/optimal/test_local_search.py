@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from jaxckpt.ir import Graph
+from jaxckpt.ir import Graph, Save
 from jaxckpt.solve import Problem, solve
 from jaxckpt.solve.optimal.local_search import LocalSearch
 from tests.graphs import RATES, chain, graphs
@@ -28,6 +28,15 @@ def test_a_value_that_there_is_room_for_is_kept():
     full = solve(problem, "full")
     polished = LocalSearch(problem).improve(full, solve(problem, "none").predicted.temp_bytes)
     assert polished.predicted.recomputed_ops < full.predicted.recomputed_ops
+
+
+def test_the_last_stage_has_no_clones_that_free_nothing():
+    problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
+    full = solve(problem, "full")
+    polished = LocalSearch(problem).improve(full, None)
+    in_last = [v for v in polished.decisions if problem.graph.producer[v] >= polished.stages[-1]]
+    assert polished.predicted.temp_bytes < full.predicted.temp_bytes
+    assert [type(polished.decisions[v]) for v in in_last] == [Save]
 
 
 def test_a_graph_too_large_to_replay_often_is_left_as_it_is():
