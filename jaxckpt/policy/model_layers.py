@@ -1,4 +1,4 @@
-"""The layers of a model, found in its graph: by their names, as a run of ops that repeats itself, or as bodies of loops.
+"""The layers of a model, found in its graph: by their names, as a run of ops that repeats itself, or as loop bodies.
 
 By name: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", ...), the outermost ones of the model.
 Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of the same layers.
