@@ -22,6 +22,7 @@ Read after `kernels`, `clock` and `loop_liveness`; `replay` asks.
 from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
+from jaxckpt.cost.load_starts import loads_by_start
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.regions import END, STACK
@@ -90,7 +91,10 @@ class BufferLiveness:
         self.last_iteration: dict[int, Span] = {}
         """For each instance that is stored an iteration later what the last iteration has made."""
 
+        starts = loads_by_start(kernels.schedule, kernels.by_step)
         for at, step in enumerate(kernels.schedule.steps):
+            for load in starts.get(at, ()):
+                self._load(at, load)
             if kernels.by_step[at] is None and not graph.loops and isinstance(step, Run):
                 self.clock.pass_step()
                 continue
@@ -202,7 +206,7 @@ class BufferLiveness:
             if self.postponed is not None:
                 for source in sources:
                     self._read(at, self.postponed.pass_barrier(source))
-            if read in self.kernels.on_link:
+            if read in self.kernels.on_host:
                 self.clock.pass_on(read, write)
                 stored = self.storing.pop(read, None)
                 if stored is not None and not is_store:
@@ -220,13 +224,19 @@ class BufferLiveness:
             self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
         elif step.restores:
             self._read_stored(at, read)
-            if self.kernels.schedule.origin[read] in self.graph.inputs:  # and the result is stored where it was
-                self.clock.add_host_bytes(read_bytes)
-            self.clock.load(read, write, read_bytes)
+            return
         else:
             self.storing[write] = read
             self.clock.store(write, read_bytes)
             return
+        self.births[write] = self.deaths[write] = at
+
+    def _load(self, at: int, step: Move) -> None:
+        """A copy back from the host that starts at a step."""
+        (read,), (write,) = step.reads, step.writes
+        if self.kernels.schedule.origin[read] in self.graph.inputs:  # and the result is stored where it was
+            self.clock.add_host_bytes(self.size_bytes[read])
+        self.clock.load(read, write, self.size_bytes[read])
         self.births[write] = self.deaths[write] = at
 
     def _read_stored(self, at: int, instance: int) -> None:

@@ -227,7 +227,7 @@ class ScheduleKernels:
     Attributes:
       by_step: For each step the kernel that it starts, or adds to; None where it runs in later ones, or is no op.
       sources: For each instance the buffers that are read to have it; a buffer is its own source.
-      on_link: Instances on the host, or just back from it, outside of loops.
+      on_host: Instances on the host, outside of loops.
       recompute_s: Seconds of the kernels of clones.
       padded: The operands of products that are copied into longer arrays.
       library: What the products of a library hand on to the kernels behind them.
@@ -246,7 +246,7 @@ class ScheduleKernels:
         self.passes = SharedPasses(rates, rules.rows.strided_reductions, siblings)
         self.library = LibraryProducts(self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
-        self.on_link: set[int] = set()
+        self.on_host: set[int] = set()
         self.padded = PaddedOperands(arithmetic, self.sources, self.size_bytes)
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
@@ -272,8 +272,8 @@ class ScheduleKernels:
         sources, size_bytes = self.sources, self.size_bytes
         for read, write in zip(step.reads, step.writes, strict=True):
             size_bytes[write] = size_bytes[read]
-            if read in self.on_link:
-                self.on_link.add(write)
+            if read in self.on_host:
+                self.on_host.add(write)
             else:
                 sources[write] = sources[read]
             self.passes.pass_barrier(at, sources[read])
@@ -284,9 +284,9 @@ class ScheduleKernels:
         sources, size_bytes = self.sources, self.size_bytes
         size_bytes[write] = size_bytes[read]
         if step.decision.on_host:
-            if step.loop is None:
-                self.on_link.add(write)
             if not step.restores:
+                if step.loop is None:
+                    self.on_host.add(write)
                 return
         else:
             parts = self.graph.axis_size(step.decision.axis or "")

@@ -166,13 +166,11 @@ class CandidatePool:
     def kernel_slowdown(self, compiled: CompiledPlan) -> float:
         """Estimated seconds of the kernels of a compiled step over those predicted.
 
-        The waits for copies of a plan that moves values say nothing about plans of less copies: with them, a decoder
-        kept a plan that waits 5 ms, and the faster one that copies nothing was not compiled.
+        Waits for copies say nothing about plans with fewer copies: with them, a decoder kept a plan that waits 5 ms,
+        and the faster one that copies nothing was not compiled.
         """
-        if not self.planner.problem.moves(compiled.plan):
-            return self.slowdown(compiled)
-        predicted = compiled.plan.predicted
-        return compiled.step_s / (predicted.step_s - predicted.stall_s)
+        kernels_s = compiled.plan.predicted.step_s - compiled.plan.predicted.stall_s
+        return compiled.step_s / kernels_s if kernels_s and compiled.step_s else 1.0
 
 
 class SolverPlans(Generator):

@@ -10,7 +10,7 @@ from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.kernels import ScheduleKernels, SharedPasses
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
-from jaxckpt.schedule import schedule
+from jaxckpt.schedule import Barrier, Move, Run, Schedule, schedule
 from tests.graphs import RATES, Builder
 
 MB = 10**6
@@ -72,6 +72,24 @@ def test_an_offloaded_buffer_lives_until_its_copy_is_done(monkeypatch):
     assert [laid_out.origin[i] for i in (store[1], load[1], loaded)] == [PRODUCT] * 3
     assert calls.index(store) < calls.index(load) < calls.index(("wait", loaded))
     assert buffers.deaths[PRODUCT] == buffers.births[loaded] < buffers.deaths[loaded]
+
+
+def test_a_loaded_buffer_lives_behind_a_barrier_that_it_passes():
+    stored, held, loaded, passed = range(5, 9)
+    steps = (
+        Run(op=0, reads=(X,), writes=(PRODUCT,)),
+        Move(reads=(PRODUCT,), writes=(stored,), decision=Offload()),
+        Run(op=1, reads=(PRODUCT,), writes=(NEGATED,)),
+        Run(op=2, reads=(NEGATED,), writes=(TOTAL,)),
+        Barrier(reads=(stored,), writes=(held,), trigger=TOTAL, why="load"),
+        Move(reads=(held,), writes=(loaded,), decision=Offload(), restores=True),
+        Barrier(reads=(loaded,), writes=(passed,), trigger=TOTAL, why="recompute"),
+        Run(op=3, reads=(passed, TOTAL), writes=(GRADIENT,)),
+    )
+    graph, origin = step(), (*range(5), *[PRODUCT] * 4)
+    laid_out = Schedule(steps=steps, origin=origin, outputs=(GRADIENT,))
+    kernels = ScheduleKernels(graph, laid_out, fuse(graph).rules, arithmetic_costs(graph, RATES), RATES)
+    assert BufferLiveness(graph, kernels).deaths[loaded] == len(steps) - 1
 
 
 def test_kernels_run_beside_copies_and_wait_for_those_they_need():

@@ -186,6 +186,18 @@ class OptimalSolver:
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> GraphPlan:
         """The plan of the fastest combination of a cut's options; of the one of least memory if none fits.
 
+        A combination that fills the budget may have no room for loads that start early. Where its plan waits for them,
+        a smaller one, with loads as early as they need, may be faster.
+        """
+        plan = self._combined(staged, budget_bytes, load_limit_bytes=budget_bytes)
+        if budget_bytes is None or not plan.predicted.stall_s:
+            return plan
+        early = self._combined(staged, budget_bytes, load_limit_bytes=None)
+        return min(plan, early, key=lambda p: (max(0, p.predicted.temp_bytes - budget_bytes), p.predicted.step_s))
+
+    def _combined(self, staged: _Staged, budget_bytes: int | None, *, load_limit_bytes: int | None) -> GraphPlan:
+        """As `_composed`; temporaries may take `load_limit_bytes` for loads that start early.
+
         If the composition counts too few bytes, it is repeated with a smaller budget. If it counts far too many, since
         temporaries reuse output buffers, it is repeated once with a larger budget.
         """
@@ -201,7 +213,7 @@ class OptimalSolver:
                     break
                 limit_bytes = (limit_bytes + too_large_bytes) // 2
                 continue
-            plan = self._plan(staged, chosen, budget_bytes)
+            plan = self._plan(staged, chosen, load_limit_bytes)
             if budget_bytes is None:
                 return plan
             misjudged_bytes = plan.predicted.temp_bytes - memory.peak_bytes(options, chosen)
@@ -232,7 +244,7 @@ class OptimalSolver:
         assert chosen is not None, "without a limit there is always a combination"
         return self._plan(staged, chosen)
 
-    def _plan(self, staged: _Staged, chosen: Sequence[int], budget_bytes: int | None = None) -> GraphPlan:
+    def _plan(self, staged: _Staged, chosen: Sequence[int], load_limit_bytes: int | None = None) -> GraphPlan:
         stages, options, *_ = staged
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
@@ -243,7 +255,9 @@ class OptimalSolver:
         if not offloaded:
             return self.problem.plan(decisions, stages, "optimal")
         layers = self._layers
-        timed = with_prefetch_distances(self.problem, decisions, stages, layers, queued=True, limit_bytes=budget_bytes)
+        timed = with_prefetch_distances(
+            self.problem, decisions, stages, layers, queued=True, limit_bytes=load_limit_bytes
+        )
         return self.problem.plan(timed.decisions, stages, "optimal", layers=timed.layers)
 
     @cached_property
