@@ -6,7 +6,7 @@ Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of
 By structure: the longest tandem repeat of the forward pass, a period p such that op i + p computes the same as op i.
 It is cut where fewest bytes cross, since a period alone does not say where a layer begins.
 
-By loops: the body of each outermost loop of the forward pass is one layer, since all iterations have one body.
+By loops: the body of each outermost loop whose gradient is another loop is one layer: all iterations have one body.
 
 Names and repeats count if as many residuals and as many products are inside the layers as outside of all layers: two
 norms of one block differ in a number alone too.
@@ -271,10 +271,16 @@ def _forward_readers(graph: Graph, value: int) -> Iterable[int]:
 
 
 def _loop_bodies(graph: Graph) -> ModelLayers | None:
-    """The body of each outermost loop, without the carry, which an iteration is given."""
+    """The body of each outermost loop, without the carry, which an iteration is given.
+
+    A loop with a backward in its body, over parts of a batch, is none of them.
+    """
+    ops = graph.ops
+    skipped = {loop for op in ops if op.phase is Phase.BACKWARD for loop in graph.path(op.loop)}
+    skipped.update(loop.id for loop in graph.loops if loop.branch is not None)
     bodies: defaultdict[int, set[int]] = defaultdict(set)
-    for op in map(graph.ops.__getitem__, graph.forward):
-        around = next((loop for loop in graph.path(op.loop) if graph.loops[loop].branch is None), None)
+    for op in map(ops.__getitem__, graph.forward):
+        around = next((loop for loop in graph.path(op.loop) if loop not in skipped), None)
         if around is not None and not (op.primitive == CARRY and op.loop == around):
             bodies[around].add(op.id)
     if not bodies:

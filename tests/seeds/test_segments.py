@@ -107,6 +107,19 @@ def test_numbered_parts_of_one_block_are_no_layers():
     assert str(found) == "1 layer: bodies of loops"
 
 
+def test_a_loop_over_parts_of_a_batch_is_no_layer():
+    def loss(weights, x):
+        return (jnp.sin(jnp.cos(jnp.tanh(x @ weights) @ weights)) ** 2).sum()
+
+    def step(weights, batches):
+        def add(total, x):
+            return total + jax.grad(loss)(weights, x), None
+
+        return jax.lax.scan(add, jnp.zeros_like(weights), batches)[0]
+
+    assert layers_of_model(trace_step(step, *shapes((8, 8), (4, 16, 8))).graph) is None
+
+
 def test_parts_with_the_numbers_of_their_layers_are_layers_together():
     def step(weight, x):
         def loss(weight):
