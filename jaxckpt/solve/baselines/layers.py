@@ -36,7 +36,8 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     if layers_of_model(problem.graph) is None:
         raise PolicyError(
             "solve(strategy='layers') finds no layers.",
-            got="no two scopes of the forward pass that differ in one number alone, no ops that repeat, and no loop with a gradient loop",
+            got="no two scopes of the forward pass that differ in one number alone, no ops that repeat, and no loop "
+            "whose gradient is another loop",
             needed='scopes such as "block_0" and "block_1": names of modules, or jax.named_scope around each layer',
             advice='strategy="full", which finds blocks by structure',
         )
