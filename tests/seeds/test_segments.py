@@ -185,7 +185,7 @@ def test_a_residual_net_takes_one_segment_and_the_boundaries_to_the_byte(planner
     assert temp_bytes == pytest.approx(expected, abs=64 * 1024)
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("interval", [1, 3, 12])  # XLA compiles each for five seconds
 def test_a_gpt_without_a_scope_takes_one_segment_and_the_boundaries(planners, interval):
     """The residuals of a layer are a twelfth of those of the step as written; an input is 16 x 128 x 64 floats."""
     planner = planners["gpt"]
