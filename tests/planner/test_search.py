@@ -165,7 +165,12 @@ def test_a_solver_that_may_fit_within_the_error_of_others_is_tried_beside_a_plan
 def test_until_a_rule_was_compiled_rules_may_be_faster_by_the_error_of_other_plans(slowdown, share):
     """The plan with batch normalisation was 7% slower than predicted, and a rule of nearly its seconds 4% faster."""
     planner = planner_of()
-    planner.step_s_with_stalls = lambda compiled: slowdown * compiled.plan.predicted.step_s
+    measured = planner.measure
+
+    def slowed(plan):
+        return CompiledPlan(plan, replace(measured(plan).footprint, step_s=slowdown * plan.predicted.step_s))
+
+    planner.measure, planner.step_s_with_stalls = slowed, lambda compiled: compiled.step_s
     least, rules = planner.solver.min_memory_plans[0], SimpleRules()
     pool = CandidatePool(planner, least.predicted.total_bytes, Limits())
     pool.compile(least, SolverPlans(lambda: planner.solver))
