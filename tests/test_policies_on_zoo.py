@@ -6,10 +6,10 @@ that is added to `policies/` is tested by being there.
 
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -40,6 +40,15 @@ head: its backward follows at once."""
 
 policies = pytest.mark.parametrize("policy", jaxckpt.policies())
 dialects = pytest.mark.parametrize("name", DIALECTS)
+pairs = pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        (name, policy)
+        for number, policy in enumerate(jaxckpt.policies())
+        for name in ("plain", [each for each in DIALECTS if each != "plain"][number % (len(DIALECTS) - 1)])
+    ],
+)
+"""Each policy on the plain model and on one in a library, in turn: to run a step op by op takes ten seconds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,17 +60,23 @@ def _little_effort():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A step that ran one operation at a time.
+    """A step that runs one operation at a time, when its results are asked for.
 
     Attributes:
       traced: What JAX traced.
-      results: Its flat results.
+      args: Its arguments.
     """
 
     traced: Any
-    results: list[Any]
+    args: tuple[Any, ...]
+
+    @cached_property
+    def results(self) -> list[Any]:
+        """Its flat results."""
+        with mesh_of(self.args):
+            return run_one_by_one(self.traced.jaxpr, *jax.tree.leaves(self.args))
 
     @property
     def tree(self) -> Any:
@@ -103,11 +118,14 @@ def applied(name: str, policy: str) -> Ran:
 
 
 def ran(step: Any, args: tuple[Any, ...]) -> Ran:
-    """The step op by op; the mesh in the context keeps a step with shards from being one op, rewritten when lowered."""
+    with mesh_of(args):
+        return Ran(traced=jax.jit(step).trace(*args), args=args)
+
+
+def mesh_of(args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    """A mesh in the context keeps a step with shards from being one op, rewritten when lowered."""
     sharding = jax.tree.leaves(args)[0].sharding
-    with jax.set_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else nullcontext():
-        traced = jax.jit(step).trace(*args)
-        return Ran(traced=traced, results=run_one_by_one(traced.jaxpr, *jax.tree.leaves(args)))
+    return jax.set_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else nullcontext()
 
 
 def arguments(name: str, axis: str | None) -> tuple[Any, ...]:
@@ -174,19 +192,17 @@ def test_the_dialects_are_one_transformer(name):
     assert changed(before["statistics"], state["statistics"])
 
 
-@policies
-@dialects
+@pairs
 def test_loss_gradients_and_state_are_equal_bit_for_bit(name, policy):
     found = applied(name, policy)
     expected = as_written(name, mesh_axis(load_policy(policy)))
     paths = jax.tree_util.tree_flatten_with_path(expected.traced.out_info)[0]
-    pairs = zip(paths, expected.results, found.results, strict=True)
-    wrong = [jax.tree_util.keystr(path) for (path, _), *two in pairs if not difference("", *two, EXACT).bit_equal]
+    leaves = zip(paths, expected.results, found.results, strict=True)
+    wrong = [jax.tree_util.keystr(path) for (path, _), *two in leaves if not difference("", *two, EXACT).bit_equal]
     assert not wrong
 
 
-@policies
-@dialects
+@pairs
 def test_parameter_trees_are_unchanged_and_statistics_move_once(name, policy):
     before = case_of(name).args[0]
     state, _, gradients = applied(name, policy).tree
