@@ -1,7 +1,8 @@
 """Every ready policy on one transformer in four dialects: the same numbers, and the work repeated that the plan says.
 
-Both steps are run one operation at a time, where nothing rounds otherwise, so every bit must be equal. A policy file
-that is added to `policies/` is tested by being there.
+Numbers are compared in the plain dialect and in one other, repeated work in all four. Both steps are run one operation
+at a time, where nothing rounds otherwise, so every bit must be equal. A policy file that is added to `policies/` is
+tested by being there.
 """
 
 import re
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache, cached_property
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -40,12 +42,13 @@ head: its backward follows at once."""
 
 policies = pytest.mark.parametrize("policy", jaxckpt.policies())
 dialects = pytest.mark.parametrize("name", DIALECTS)
+LIBRARIES = [name for name in DIALECTS if name != "plain"]
 pairs = pytest.mark.parametrize(
     ("name", "policy"),
     [
         (name, policy)
-        for number, policy in enumerate(jaxckpt.policies())
-        for name in ("plain", [each for each in DIALECTS if each != "plain"][number % (len(DIALECTS) - 1)])
+        for policy, library in zip(jaxckpt.policies(), cycle(LIBRARIES), strict=False)
+        for name in ("plain", library)
     ],
 )
 """Each policy on the plain model and on one in a library, in turn: to run a step op by op takes ten seconds."""

@@ -3,7 +3,8 @@
 A buffer lives from the kernel that writes it to the last kernel that reads it, directly or through a chain.
 
 1. A barrier does not end a buffer: it has another instance from then on.
-2. A buffer that is copied to the host lives until the copy is waited for; one that is loaded is a new buffer.
+2. A buffer that is copied to the host lives until the copy is waited for; one that is loaded is a new buffer,
+   from where its load starts (`load_starts`).
 3. What a loop reads and does not write lives until the loop is over, and a residual stack from the beginning of the one
    loop to the end of the other (`loop_liveness`).
 4. Results of loops that share a kernel are there together: the first lives at least until the last.
@@ -16,7 +17,7 @@ The clock runs along, since the order in a step matters to it: slices of stacks 
 memory, then the kernel runs, then it waits for what it reads and is still on its way. Seconds that steps take for what
 only later steps show are added afterwards; the clock ran without them.
 
-Read after `kernels`, `clock` and `loop_liveness`; `replay` asks.
+Read after `kernels`, `clock`, `load_starts` and `loop_liveness`; `replay` asks.
 """
 
 from jaxckpt.cost.clock import StepClock
@@ -213,22 +214,21 @@ class BufferLiveness:
                     self.storing[write] = stored
 
     def _move(self, at: int, step: Move) -> None:
-        """A copy to the host or back, or a shard that is cut or gathered, outside of loops or in one."""
+        """A copy to the host, a shard that is cut or gathered, or where a load may start (`_load`)."""
         (read,), (write,) = step.reads, step.writes
         rates, read_bytes, write_bytes = self.kernels.rates, self.size_bytes[read], self.size_bytes[write]
         self._read(at, self.kernels.sources[read])
-        if not step.decision.on_host:
-            moved_s = rates.kernel_s(read_bytes + write_bytes)
+        if step.decision.on_host:
             if step.restores:
-                moved_s += rates.exchange_s(write_bytes - read_bytes)
-            self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
-        elif step.restores:
-            self._read_stored(at, read)
+                self._read_stored(at, read)
+            else:
+                self.storing[write] = read
+                self.clock.store(write, read_bytes)
             return
-        else:
-            self.storing[write] = read
-            self.clock.store(write, read_bytes)
-            return
+        moved_s = rates.kernel_s(read_bytes + write_bytes)
+        if step.restores:
+            moved_s += rates.exchange_s(write_bytes - read_bytes)
+        self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
         self.births[write] = self.deaths[write] = at
 
     def _load(self, at: int, step: Move) -> None:

@@ -289,7 +289,7 @@ def _loop_bodies(graph: Graph) -> ModelLayers | None:
     return ModelLayers(found_by="bodies of loops", stacks=(layers,), are_loop_bodies=True)
 
 
-### None of these
+### By stages
 
 
 def layers_from_stages(graph: Graph, stages: Sequence[int]) -> ModelLayers:

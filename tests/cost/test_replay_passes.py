@@ -34,8 +34,12 @@ X, PRODUCT, NEGATED, TOTAL, GRADIENT = range(5)
 def passes(graph: Graph, decisions=()):
     """The schedule of a plan, its kernels and its buffers."""
     laid_out = schedule(graph, GraphPlan(fingerprint="", decisions=dict(decisions)))
+    return laid_out, *kernels_and_buffers(graph, laid_out)
+
+
+def kernels_and_buffers(graph: Graph, laid_out: Schedule):
     kernels = ScheduleKernels(graph, laid_out, fuse(graph).rules, arithmetic_costs(graph, RATES), RATES)
-    return laid_out, kernels, BufferLiveness(graph, kernels)
+    return kernels, BufferLiveness(graph, kernels)
 
 
 def test_a_kernel_runs_where_memory_is_written():
@@ -86,10 +90,9 @@ def test_a_loaded_buffer_lives_behind_a_barrier_that_it_passes():
         Barrier(reads=(loaded,), writes=(passed,), trigger=TOTAL, why="recompute"),
         Run(op=3, reads=(passed, TOTAL), writes=(GRADIENT,)),
     )
-    graph, origin = step(), (*range(5), *[PRODUCT] * 4)
-    laid_out = Schedule(steps=steps, origin=origin, outputs=(GRADIENT,))
-    kernels = ScheduleKernels(graph, laid_out, fuse(graph).rules, arithmetic_costs(graph, RATES), RATES)
-    assert BufferLiveness(graph, kernels).deaths[loaded] == len(steps) - 1
+    laid_out = Schedule(steps=steps, origin=(*range(5), *[PRODUCT] * 4), outputs=(GRADIENT,))
+    _, buffers = kernels_and_buffers(step(), laid_out)
+    assert buffers.deaths[loaded] == len(steps) - 1
 
 
 def test_kernels_run_beside_copies_and_wait_for_those_they_need():

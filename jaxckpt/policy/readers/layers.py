@@ -18,7 +18,7 @@ FLOATS = "*float*"
 """Types that PyTorch's trainers offload or partition; masks and indices stay."""
 FOUND = (
     "a layer is a scope whose name differs from others in a number alone (block_0, block_1, ...); without such scopes, "
-    "one of the runs of ops that repeat; without these, the body of a loop; without loops, a stage found by structure. "
+    "one of the runs of ops that repeat; without these, the body of a loop; without these, a stage found by structure. "
     "jaxckpt.explain(step, *args, policy=...) says which layers it found, and how many."
 )
 """The sentence of a reading that names no scope of layers."""

@@ -31,7 +31,7 @@ def solve_layers(problem: Problem, saved: str = "nothing") -> GraphPlan:
     """Saves the inputs of each layer, and inside it what a policy saves.
 
     Raises:
-      PolicyError: The forward pass has neither layers nor loops.
+      PolicyError: The forward pass has no layers, and no loop whose gradient is another loop.
     """
     if layers_of_model(problem.graph) is None:
         raise PolicyError(
