@@ -207,27 +207,30 @@ class Graph:
         return self._frontiers[1]
 
     @cached_property
-    def frontier_chains(self) -> dict[int, tuple[int, ...]]:
-        """For each op whose frontier is not in memory the ops of one operand that lead to it from a smaller value.
+    def widenings(self) -> dict[int, tuple[int, ...]]:
+        """For backward values that are not in memory the ops of one operand that make them of a smaller value.
 
-        A barrier can pass the smaller value instead, and these ops run again behind it: a cast to float32 would be
-        written to memory where the bfloat16 value is already.
+        Casts mostly. A barrier can pass the smaller value instead, and these ops run again behind it: a cast to float32
+        would be written to memory where the bfloat16 value is already.
         """
-        chains = {frontier: self._unary_chain(frontier) for frontier in {*self.backward_frontier} - self._cotangents}
-        return {op: chains[v] for op, v in enumerate(self.backward_frontier) if chains.get(v)}
+        written = {v for op in self.ops if op.phase is Phase.BACKWARD for v in op.writes} - self._cotangents
+        return {v: ops for v in sorted(written) if (ops := self._widening(v))}
 
-    def _unary_chain(self, end: int | None) -> tuple[int, ...]:
-        """The backward ops of one operand before a value, if they begin with a smaller one."""
-        chain: list[int] = []
-        start = end
-        while start is not None and (op := self.producer[start]) is not None:
-            is_unary = len(self.ops[op].reads) == 1 and self.ops[op].kind in _FUSIBLE
-            if not is_unary or self.ops[op].phase is not Phase.BACKWARD or self.ops[op].loop is not None:
+    def _widening(self, end: int) -> tuple[int, ...]:
+        """The ops of one operand from the smallest value before a value, the last one of that size."""
+        ops: list[int] = []
+        shortest = 0
+        value = smallest = end
+        while (number := self.producer[value]) is not None:
+            op = self.ops[number]
+            is_unary = len(op.reads) == 1 and op.kind in _FUSIBLE
+            if not is_unary or op.phase is not Phase.BACKWARD or op.loop is not None:
                 break
-            chain.append(op)
-            (start,) = self.ops[op].reads
-        is_smaller = chain and self.values[start or 0].size_bytes < self.values[end or 0].size_bytes
-        return tuple(reversed(chain)) if is_smaller else ()
+            ops.append(number)
+            (value,) = op.reads
+            if self.values[value].size_bytes < self.values[smallest].size_bytes:
+                smallest, shortest = value, len(ops)
+        return tuple(reversed(ops[:shortest]))
 
     @cached_property
     def _frontiers(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

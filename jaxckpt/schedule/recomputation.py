@@ -15,6 +15,7 @@ from functools import cache, cached_property, partial
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast, is_broadcast
+from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.components import connected_components
 from jaxckpt.schedule.passing import GradAccumulators, weights_of_stages
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
@@ -109,8 +110,9 @@ class Recomputation:
         availability: Availability,
         transfers: Transfers,
         updates: UpdateRunner,
+        barriers: BackwardBarriers,
     ):
-        self._graph, self._plan, self._writer = graph, plan, writer
+        self._graph, self._plan, self._writer, self._barriers = graph, plan, writer, barriers
         self._availability, self._transfers, self._updates = availability, transfers, updates
         self.initialisers = graph.once(initialiser_dependencies) if availability.dropped else {}
         self._clones: dict[tuple[int, int, int | None], _Clones] = {}
@@ -124,8 +126,6 @@ class Recomputation:
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
         self._last_readers = 0, 0
         """The readers of the last two barriers that small gradients passed (rule 9), the earlier one first."""
-        self._renamed_for: set[int] = set()
-        """Ops whose barrier passed the value in memory that their own operands are made of."""
         self._passed_weights: dict[int, int] = {}
         """For weights that passed a barrier of their stage the instance that the backward reads (rule 11)."""
 
@@ -141,7 +141,7 @@ class Recomputation:
         if op.primitive in BODY_INPUTS:
             return self._operands_from_outside(op, op.id)
         reads = tuple(self._operand(v, op.id) for v in op.reads)
-        if op.id in self._renamed_for:  # a barrier has passed what operands before the recomputed one are made of
+        if op.id in self._barriers.renamed_for:  # a barrier has passed what operands before are made of
             reads = tuple(self._operand(v, op.id) for v in op.reads)
         return reads
 
@@ -291,9 +291,12 @@ class Recomputation:
         """Starts a group behind one barrier: everything that it has to recompute by now begins there.
 
         Forward ops can stand behind the first backward op, where a step takes two gradients or counts its steps. Their
-        results do not exist yet, and wait for their own reader.
+        results do not exist yet, and wait for their own reader. Values of arguments alone that were recomputed by
+        themselves may have no reader left: their weights must not pass the barrier beside the new weights, or XLA
+        copies those.
         """
-        wanted = [v for v in group if self._producer(v) < reader]
+        readers = self._graph.readers
+        wanted = [v for v in group if self._producer(v) < reader and any(op >= reader for op in readers[v])]
         self._read_sources(*self._backward_slice(wanted), clones, reader)
 
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
@@ -319,30 +322,13 @@ class Recomputation:
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
             others = sorted(weights.difference(instances))
-            chain = graph.frontier_chains.get(reader, ()) if passing else ()
-            sums += [v for op in chain[:1] for v in graph.ops[op].reads if v not in sums]
-            reads = (*instances.values(), *(writer.current[v] for v in (*sums, *others)))
-            trigger = None if chain else writer.latest(graph.backward_frontier[reader])
-            passed = writer.barrier(reads, trigger=trigger, why="recompute")
-            all_passed = dict(zip((*instances, *sums, *others), passed, strict=True))
+            passed = self._barriers.pass_on(
+                (*instances.values(), *(writer.current[v] for v in others)), sums, reader=reader, why="recompute"
+            )
+            all_passed = dict(zip((*instances, *others), passed, strict=True))
             instances = {v: all_passed[v] for v in instances}
-            for value in sums:
-                writer.current[value] = all_passed[value]
             self._passed_weights.update((v, all_passed[v]) for v in weights)
-            if chain:
-                self._repeat_ops(chain, reader)
         clones.instances.update(instances)
-
-    def _repeat_ops(self, chain: Sequence[int], reader: int) -> None:
-        """Runs ops of the backward behind the barrier that passed the value which they begin with."""
-        self._renamed_for.add(reader)
-        writer = self._writer
-        for op in map(self._graph.ops.__getitem__, chain):
-            reads = tuple(map(writer.current.__getitem__, op.reads))
-            writes = tuple(map(writer.new_instance, op.writes))
-            writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
-            for value, instance in zip(op.writes, writes, strict=True):
-                writer.current[value] = instance
 
     def _sums_passing(self, reader: int) -> list[int]:
         """Running sums, and small gradients that pass no barrier before, computed before an op (rule 9)."""

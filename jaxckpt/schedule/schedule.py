@@ -27,8 +27,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
      drop 1 and 3, save 2
                         0  1  pin [2]  2  3  4  barrier [2] after 5  2*  5  6  barrier [0] after 7  0*  7
 
-   What a barrier passes is written to memory. Where casts alone lead to the frontier from a smaller value, the barrier
-   passes that one, and the casts run again behind it (`Graph.frontier_chains`).
+   What a barrier passes is written to memory. Where casts alone lead to a result of the backward from a smaller value,
+   the barrier passes that one, and the casts run again behind it (see `backward_barriers`).
 
    An argument that clones only repeat over other arrays, a bias or a scale, passes no barrier: see
    `arguments_only_broadcast`. A value that views and elementwise ops make of arguments alone starts no others: a head
@@ -94,6 +94,7 @@ from itertools import chain
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.ir.kind import POOLING_GRADIENT
+from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.host_state import HostState
 from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Availability, Recomputation
@@ -120,10 +121,13 @@ class _Scheduler:
         self.writer = StepWriter(graph)
         self.updates = UpdateRunner(graph, self.writer)
         self.host_state = HostState(graph, plan, self.writer, self.updates)
-        self.transfers = Transfers(graph, plan, self.writer, self.updates)
+        barriers = BackwardBarriers(graph, self.writer)
+        self.transfers = Transfers(graph, plan, self.writer, self.updates, barriers)
         availability = Availability(graph, plan)
         self.dropped = availability.dropped
-        self.recomputation = Recomputation(graph, plan, self.writer, availability, self.transfers, self.updates)
+        self.recomputation = Recomputation(
+            graph, plan, self.writer, availability, self.transfers, self.updates, barriers
+        )
         self.prepared: set[int] = set()
         """Loops for which values from outside are ready; all branches of a cond are prepared before the first."""
         saved = {v for v, decision in plan.decisions.items() if not isinstance(decision, Recompute)}

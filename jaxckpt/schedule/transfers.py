@@ -19,12 +19,13 @@
 
 A shard is cut before it is stored, and gathered when a loaded shard is first read.
 
-Read after `prefetch`, `steps` and `updates`.
+Read after `prefetch`, `backward_barriers` and `updates`.
 """
 
 from collections.abc import Sequence
 
 from jaxckpt.ir import Graph, GraphPlan, Moved, Op, Partition
+from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
 from jaxckpt.schedule.steps import Move, StepWriter
 from jaxckpt.schedule.updates import UpdateRunner
@@ -38,8 +39,10 @@ class Transfers:
       in_bodies: Those of them that iterations of a loop make, each its own.
     """
 
-    def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter, updates: UpdateRunner):
-        self._graph, self._plan, self._writer, self._updates = graph, plan, writer, updates
+    def __init__(
+        self, graph: Graph, plan: GraphPlan, writer: StepWriter, updates: UpdateRunner, barriers: BackwardBarriers
+    ):
+        self._graph, self._plan, self._writer, self._updates, self._barriers = graph, plan, writer, updates, barriers
         self._store_before, self._load_before = store_ends(graph, plan), load_starts(graph, plan)
         self.values = frozenset(v for v, d in plan.decisions.items() if d.moves)
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
@@ -90,11 +93,7 @@ class Transfers:
         if writer.loop is None and self._forms(value)[0].on_host:
             self._results.extend(self._updates.run_before(reader))
         unread = self._unread_results(reader)
-        reads = (self._stored[value], *(writer.current[v] for v in unread))
-        trigger = writer.latest(self._graph.backward_frontier[reader])
-        held, *passed = writer.barrier(reads, trigger=trigger, why="load")
-        for result, instance in zip(unread, passed, strict=True):
-            writer.current[result] = instance
+        (held,) = self._barriers.pass_on((self._stored[value],), unread, reader=reader, why="load")
         self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
 
     def results_before_stage(self, reader: int) -> list[int]:

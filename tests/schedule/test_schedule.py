@@ -468,6 +468,29 @@ def test_argument_derived_values_open_no_stage():
     assert order.index((graph.producer[inside], True)) > of_head
 
 
+def test_a_weight_whose_cast_was_recomputed_by_itself_passes_no_barrier_again():
+    """Behind its new value XLA would copy one of them: they share their memory."""
+    build = Builder()
+    weight = build.input(4000)
+    cast = build.op("convert_element_type", weight, size_bytes=2000)
+    hidden = build.op("dot_general", build.input(4000), size_bytes=4000)
+    inside = build.op("sin", hidden, size_bytes=4000)
+    wide = build.op("mul", inside, cast, size_bytes=4000)
+    last = build.op("dot_general", wide, size_bytes=4000)
+    cotangent = build.op("dot_general", last, cast, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", cotangent, wide, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[cast, inside, wide], stages=[0, graph.producer[last]]))
+    check_order(graph, laid_out)
+    behind = [step for step in laid_out.steps if isinstance(step, Barrier) and step.is_in_backward]
+    passed = [[laid_out.origin[i] for i in step.reads] for step in behind]
+    assert [weight in values for values in passed] == [True, True], "the second clone of the cast is read"
+    graph = build.graph(build.op("dot_general", cotangent, inside, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[cast, inside], save=[wide], stages=[0, graph.producer[last]]))
+    behind = [step for step in laid_out.steps if isinstance(step, Barrier) and step.is_in_backward]
+    passed = [[laid_out.origin[i] for i in step.reads] for step in behind]
+    assert [weight in values for values in passed] == [True, False]
+
+
 @pytest.mark.parametrize("kind", ["input", "effects", "backward"])
 def test_values_that_cannot_be_recomputed_are_refused(kind):
     build = Builder()

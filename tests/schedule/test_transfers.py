@@ -74,6 +74,37 @@ def test_every_barrier_holds_the_instance_that_the_backward_reads_on():
     assert triggers[-1] in read
 
 
+def test_loads_wait_for_a_frontier_that_is_a_cast_and_pass_gradients_before_their_casts():
+    """Two loads before the reader of a wide cotangent that is not in memory, and a gradient that is widened."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(4000)
+    first = build.op("dot_general", x, size_bytes=4000)
+    second = build.op("dot_general", first, size_bytes=4000)
+    end = build.op("dot_general", second, size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=2000, phase=Phase.BACKWARD)
+    half = build.op("dot_general", product, end, size_bytes=1000, phase=Phase.BACKWARD)
+    gradient = build.op("convert_element_type", half, size_bytes=2000, phase=Phase.BACKWARD)
+    narrow = build.op("add_any", product, build.input(2000), size_bytes=2000, phase=Phase.BACKWARD)
+    cast = build.op("convert_element_type", narrow, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", cast, second, first, size_bytes=4000, phase=Phase.BACKWARD)
+    last = build.op("dot_general", scaled, x, size_bytes=4000, phase=Phase.BACKWARD)
+    new = build.op("add", weight, gradient, last, size_bytes=4000, phase=Phase.UPDATE)
+    graph = build.graph(new)
+    offload = Offload(prefetch=0)
+    decisions = {first: offload, second: offload, end: Save()}
+    laid_out = schedule(graph, plan_of(graph, decisions, stages=[0, graph.producer[end]]))
+    check_order(graph, laid_out)
+    loads = [step for step in laid_out.steps if isinstance(step, Barrier) and step.why == "load"]
+    passed = [[laid_out.origin[i] for i in step.reads] for step in loads]
+    assert passed == [[second, half, narrow], [first, narrow]]
+    assert {step.trigger for step in loads} == {None}
+    written = {i: step for step in laid_out.steps for i in step.writes}
+    reader = next(step for step in laid_out.steps if isinstance(step, Run) and scaled in step.writes)
+    update = next(step for step in laid_out.steps if isinstance(step, Run) and new in step.writes)
+    assert written[reader.reads[0]].reads == loads[1].writes[-1:]
+    assert written[update.reads[1]].reads == loads[0].writes[1:2]
+
+
 def trained(*, clips: bool):
     """Two products; behind their gradients new weights, with the sum of all gradients in both if it clips."""
     build = Builder()

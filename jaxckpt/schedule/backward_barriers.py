@@ -1,0 +1,65 @@
+"""Barriers of the backward: those of stages, behind which clones start, and those of loads.
+
+Such a barrier holds work until the backward arrives: it passes the frontier of the backward (`Graph.backward_frontier`)
+and further results of the backward. What a barrier passes is written to memory. A value that casts alone make of a
+smaller one is passed as the smaller one, and the casts run again behind the barrier (`Graph.widenings`): the gradient
+of a weight in bfloat16, though its update reads it in float32.
+
+XLA drops operands of a barrier that nobody reads behind it. So a frontier that is passed as a smaller value is no
+trigger: without the casts behind the barrier, loads start as early as their stores allow.
+
+     before: 4  5  cast  6      after: 4  5  cast  barrier [3, 5]  cast*  load 3  6
+
+Read after `steps`. Complexity: linear in what passes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from jaxckpt.ir import Graph
+from jaxckpt.schedule.steps import Run, StepWriter, Why
+
+
+class BackwardBarriers:
+    """Writes barriers of the backward.
+
+    Attributes:
+      renamed_for: Ops before which casts ran again: what was read for them before is out of date.
+    """
+
+    def __init__(self, graph: Graph, writer: StepWriter):
+        self.renamed_for: set[int] = set()
+        self._graph, self._writer = graph, writer
+        self._outputs = frozenset(graph.outputs)
+
+    def pass_on(self, instances: Sequence[int], results: Iterable[int], *, reader: int, why: Why) -> tuple[int, ...]:
+        """Passes instances, results of the backward and its frontier before an op; returns the instances behind.
+
+        The results have new instances from there on. Those of the step are passed as they are: they have memory of
+        their own anyway.
+        """
+        graph, writer = self._graph, self._writer
+        frontier = graph.backward_frontier[reader]
+        passing, trigger = list(results), writer.latest(frontier)
+        if writer.loop is None and frontier in graph.widenings:
+            passing, trigger = [*passing, frontier], None
+        widened = {v: graph.widenings[v] for v in passing if v in graph.widenings and v not in self._outputs}
+        passing = list(dict.fromkeys(graph.ops[widened[v][0]].reads[0] if v in widened else v for v in passing))
+        reads = (*instances, *(writer.current[v] for v in passing))
+        passed = writer.barrier(reads, trigger=trigger, why=why)
+        for value, instance in zip(passing, passed[len(instances) :], strict=True):
+            writer.current[value] = instance
+        for ops in widened.values():
+            self._repeat(ops)
+        if widened:
+            self.renamed_for.add(reader)
+        return passed[: len(instances)]
+
+    def _repeat(self, ops: Sequence[int]) -> None:
+        """Runs ops of the backward again, behind a barrier that passed the value which they begin with."""
+        writer = self._writer
+        for op in map(self._graph.ops.__getitem__, ops):
+            reads = tuple(map(writer.current.__getitem__, op.reads))
+            writes = tuple(map(writer.new_instance, op.writes))
+            writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
+            for value, instance in zip(op.writes, writes, strict=True):
+                writer.current[value] = instance
