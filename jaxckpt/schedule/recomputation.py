@@ -126,8 +126,6 @@ class Recomputation:
         self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
         self._last_readers = 0, 0
         """The readers of the last two barriers that small gradients passed (rule 9), the earlier one first."""
-        self._passed_weights: dict[int, int] = {}
-        """For weights that passed a barrier of their stage the instance that the backward reads (rule 11)."""
 
     @cached_property
     def accumulators(self) -> GradAccumulators:
@@ -184,8 +182,8 @@ class Recomputation:
         """The instance of a value that an op after the forward pass reads, or a clone for it."""
         if value in self._transfers.values:
             return self._transfers.loaded(value, reader)
-        if value in self._passed_weights and self._graph.ops[reader].phase is Phase.BACKWARD:
-            return self._passed_weights[value]
+        if value in self._barriers.weights and self._graph.ops[reader].phase is Phase.BACKWARD:
+            return self._barriers.weights[value]
         if self._availability.is_available(value, self._writer.loop):
             return self._writer.current[value]
         return self._sliced(value, reader) if value in self._graph.slices else self._recomputed(value, reader)
@@ -320,14 +318,16 @@ class Recomputation:
             elif passing:
                 sums += [v for v in self._transfers.results_before_stage(reader) if v not in sums]
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
-            weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
+            weights = (
+                set(self.weights.get(stage, ())).difference(repeated, self._barriers.weights) if passing else set()
+            )
             others = sorted(weights.difference(instances))
             passed = self._barriers.pass_on(
                 (*instances.values(), *(writer.current[v] for v in others)), sums, reader=reader, why="recompute"
             )
             all_passed = dict(zip((*instances, *others), passed, strict=True))
             instances = {v: all_passed[v] for v in instances}
-            self._passed_weights.update((v, all_passed[v]) for v in weights)
+            self._barriers.weights.update((v, all_passed[v]) for v in weights)
         clones.instances.update(instances)
 
     def _sums_passing(self, reader: int) -> list[int]:

@@ -73,7 +73,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
 12. On one device, in a plan without transfers, the updates whose gradients are finished run before the barrier of a
     stage, and their results pass it (see `updates`). A compiler would put them at the end of the step, and keep the
-    gradients. In a plan with values on the host all results of the backward pass the barrier (see `transfers`).
+    gradients. In a plan with values on the host all results of the backward pass the barrier (see `transfers`). An
+    update of a parameter that the backward still reads, and that passes no barrier by rule 11, waits for this reader.
 
 13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
     group's gradients are finished (see `host_state`).
@@ -119,9 +120,9 @@ class _Scheduler:
     def __init__(self, graph: Graph, plan: GraphPlan):
         self.graph = graph
         self.writer = StepWriter(graph)
-        self.updates = UpdateRunner(graph, self.writer)
-        self.host_state = HostState(graph, plan, self.writer, self.updates)
         barriers = BackwardBarriers(graph, self.writer)
+        self.updates = UpdateRunner(graph, self.writer, barriers)
+        self.host_state = HostState(graph, plan, self.writer, self.updates)
         self.transfers = Transfers(graph, plan, self.writer, self.updates, barriers)
         availability = Availability(graph, plan)
         self.dropped = availability.dropped
