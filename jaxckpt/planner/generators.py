@@ -214,7 +214,10 @@ class SolverPlans(Generator):
 
 
 class Alternatives(Generator):
-    """Plans that the model likes nearly as well as the best one, where that is slower than the model can explain."""
+    """Plans that the model likes nearly as well as the best one, where that is slower than the model can explain.
+
+    Waits for copies that the model does not expect are the best plan's own: where XLA starts copies depends on the cut.
+    """
 
     def __init__(self, solver: OptimalSolver, source: SolverPlans):
         self._solver, self._source = solver, source
@@ -227,7 +230,7 @@ class Alternatives(Generator):
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The solver's plan of another cut for this budget, and its plan for a little less memory."""
         best = pool.best
-        if best is None or pool.step_s(best) <= pool.limits.too_slow * best.plan.predicted.step_s:
+        if best is None or not self._is_unexplained(pool, best):
             return
         error = ModelError(pool.compiled)
         best_bytes = best.plan.predicted.temp_bytes
@@ -236,6 +239,16 @@ class Alternatives(Generator):
         for plan in (other_cut, self._solver.solve(best_bytes - 1, allow_empty=False)):
             if plan is not None:
                 yield pool.expected(plan, self, error)
+
+    def _is_unexplained(self, pool: CandidatePool, best: CompiledPlan) -> bool:
+        predicted, step_s = best.plan.predicted, pool.step_s(best)
+        waits_s = step_s - best.step_s - predicted.stall_s
+        return step_s > pool.limits.too_slow * predicted.step_s or waits_s > (1 - pool.limits.faster) * step_s
+
+    def slowdown(self, pool: CandidatePool) -> float:
+        """That of the kernels of the solver's last plan."""
+        own = pool.of(self)
+        return pool.kernel_slowdown(own[-1]) if own else pool.least_slowdown
 
 
 class SimpleRules(Generator):

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.ir import Offload
-from jaxckpt.planner.generators import CandidatePool, NearMisses, SimpleRules, SolverPlans
+from jaxckpt.planner.generators import Alternatives, CandidatePool, NearMisses, SimpleRules, SolverPlans
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import OptimalSolver, solve
@@ -195,6 +195,24 @@ def test_waits_for_copies_say_nothing_about_plans_without_copies():
     assert plans.slowdown(pool) == pytest.approx(1.3)
     assert others.slowdown(pool) == pytest.approx(1.04)
     assert pool.seconds_spread == 0
+
+
+@pytest.mark.parametrize("expected_wait", [0.0, 0.04])
+def test_a_plan_that_waits_more_than_expected_is_compared_with_another_cut(expected_wait):
+    """The kernels take the predicted seconds; copies delay the step by 4% of them."""
+    planner = planner_of()
+    solver, plans = planner.solver, SolverPlans(lambda: planner.solver)
+    least, largest = solver.min_memory_plan.predicted.temp_bytes, solver.empty_plan.predicted.temp_bytes
+    liked = solver.solve((least + largest) // 2, allow_empty=False)
+    kernels_s, wait_s = liked.predicted.step_s, expected_wait * liked.predicted.step_s
+    waits = replace(liked, prediction=replace(liked.predicted, step_s=kernels_s + wait_s, stall_s=wait_s))
+    planner.measure = lambda plan: CompiledPlan(plan, replace(inflated(liked, 1.0), step_s=kernels_s))
+    planner.step_s_with_stalls = lambda compiled: 1.04 * compiled.step_s
+    pool = CandidatePool(planner, 2 * liked.predicted.total_bytes, Limits())
+    pool.compile(waits, plans)
+    found = list(Alternatives(solver, plans).fastest(pool))
+    assert bool(found) == (expected_wait == 0)
+    assert all(each.step_s == pytest.approx(each.plan.predicted.step_s) for each in found)
 
 
 def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
