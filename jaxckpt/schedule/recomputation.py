@@ -294,7 +294,7 @@ class Recomputation:
         copies those.
         """
         readers = self._graph.readers
-        wanted = [v for v in group if self._producer(v) < reader and any(op >= reader for op in readers[v])]
+        wanted = [v for v in group if self._producer(v) < reader <= readers[v][-1]]
         self._read_sources(*self._backward_slice(wanted), clones, reader)
 
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
@@ -318,9 +318,8 @@ class Recomputation:
             elif passing:
                 sums += [v for v in self._transfers.results_before_stage(reader) if v not in sums]
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
-            weights = (
-                set(self.weights.get(stage, ())).difference(repeated, self._barriers.weights) if passing else set()
-            )
+            of_stage = self.weights.get(stage, ()) if passing else ()
+            weights = set(of_stage).difference(repeated, self._barriers.weights)
             others = sorted(weights.difference(instances))
             passed = self._barriers.pass_on(
                 (*instances.values(), *(writer.current[v] for v in others)), sums, reader=reader, why="recompute"

@@ -8,7 +8,7 @@ start, that of the old parameters where these are donated.
 Where the backward reads a parameter behind its gradient, the update waits for that: a compiler that runs the update in
 place first copies the parameter. So the gradient passes a barrier with what the backward made of the parameter. Not of
 a parameter that passes the barrier of a stage (see `passing`): its copy is short, and the gradient takes as much.
-An LSTM took 836.5 MiB at the least, and takes 833.0 (830.5 predicted for both).
+A plan of an LSTM took 852.5 MiB, and takes 833.0 (830.5 predicted for both).
 
 A load waits for what the backward has finished (rule 2 of `transfers`). A gradient that passes the load's barrier is in
 memory until behind it, in float32 where the update reads it so, since the barrier keeps its cast from fusing with the
