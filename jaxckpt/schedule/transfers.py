@@ -52,9 +52,8 @@ class Transfers:
         self._results: list[int] = []
         """Results of the backward and of updates since the last load."""
         self._loaded: dict[int, int] = {}
-        self._gathered: dict[int, int] = {}
-        self._loaded_in: dict[tuple[int, int | None], int] = {}
-        """Instances of values of `in_bodies`, by the loop in whose body they were loaded."""
+        self._restored: dict[tuple[int, int | None], int] = {}
+        """Instances loaded and gathered, by value and the loop in whose body that was."""
 
     def before(self, op: Op) -> None:
         """Waits for the stores that have to end before an op (rule 1), and starts the loads that begin there."""
@@ -122,23 +121,23 @@ class Transfers:
         cut = self._forms(value)[1]
         if cut is None:
             return self._loaded[value]
-        if value not in self._gathered:
-            self._gathered[value] = self._move(value, self._loaded[value], cut, restores=True)
-        return self._gathered[value]
+        if (value, None) not in self._restored:
+            self._restored[value, None] = self._move(value, self._loaded[value], cut, restores=True)
+        return self._restored[value, None]
 
     def _loaded_in_body(self, value: int, reader: int) -> int:
         """An iteration's value; in the body of another loop than its own the load waits for nothing."""
         writer, path = self._writer, self._graph.path(self._writer.loop)
-        where = next(((value, loop) for loop in path if (value, loop) in self._loaded_in), (value, writer.loop))
-        if where not in self._loaded_in:
+        where = next(((value, loop) for loop in path if (value, loop) in self._restored), (value, writer.loop))
+        if where not in self._restored:
             instance = self._stored[value]
             if writer.loop == self._graph.loop_of[value]:
                 trigger = writer.latest(self._graph.backward_frontier[reader])
                 (instance,) = writer.barrier((instance,), trigger=trigger, why="load")
             decision, cut = self._forms(value)
             instance = self._move(value, instance, decision, restores=True)
-            self._loaded_in[where] = instance if cut is None else self._move(value, instance, cut, restores=True)
-        return self._loaded_in[where]
+            self._restored[where] = instance if cut is None else self._move(value, instance, cut, restores=True)
+        return self._restored[where]
 
     def _forms(self, value: int) -> tuple[Moved, Partition | None]:
         """The decision for a value, and the partition that an offload cuts the value by before it is stored."""
