@@ -9,7 +9,8 @@ two loads that are under way at one time, the earlier has no more time before it
 A decoder of 8 layers of width 4,096, compiled for an H200 (jax 0.12.0.1), with all loads of one distance, in layers:
 predicted waits of 21.2, 1.1 and 0.2 ms with distances of 1, 2 and 3, and 14.8, 1.8 and 1.8 ms as compiled. Without this
 rule the model predicts 0.1 ms for the first. Positions count kernels, since the scheduler gives all of them one cost.
-The rule is used for every target; no program for a TPU was looked at.
+The rule is used for every target; no program for a TPU was looked at. Stores are taken to start behind their values:
+some groups of them do, others start together behind the last value, and this rule would delay nearly all.
 
 Complexity: quadratic in loads. Read after `kernels`; `buffer_liveness` asks.
 """

@@ -344,7 +344,8 @@ class SplitLoops(Generator):
         if pool.best is None:
             return
         figures = {c.plan: _figures(pool, c) for c in pool.compiled}
-        self._bracket = self._bracket or self._splitter.bracket(list(figures.values()), pool.limit_bytes)
+        if figures.keys().isdisjoint(self._mixes):  # a plan that was compiled since may be a better end
+            self._bracket = self._splitter.bracket(list(figures.values()), pool.limit_bytes)
         if self._bracket is None:
             return
         bracket = self._bracket

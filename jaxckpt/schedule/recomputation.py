@@ -316,7 +316,7 @@ class Recomputation:
             if passing and not graph.mesh and not self._transfers.values:
                 sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
             elif passing:
-                sums += [v for v in self._transfers.results_before_stage(reader) if v not in sums]
+                sums += self._transfers.results_before_stage(reader)
             stage = self._stage_of(graph.ops[max(ops)].writes[0])
             of_stage = self.weights.get(stage, ()) if passing else ()
             weights = set(of_stage).difference(repeated, self._barriers.weights)

@@ -11,10 +11,9 @@ a parameter that passes the barrier of a stage (see `passing`): its copy is shor
 A plan of an LSTM took 852.5 MiB, and takes 833.0 (830.5 predicted for both).
 
 A load waits for what the backward has finished (rule 2 of `transfers`). A gradient that passes the load's barrier is in
-memory until behind it, in float32 where the update reads it so, since the barrier keeps its cast from fusing with the
-update; and XLA's latency-hiding scheduler runs the update wherever a copy is to be hidden. A decoder of eight wide
-layers that offloads 8.6 GiB took 32.5 GiB with the gradients, and takes 29.5 with the parameters (28.8 predicted for
-both).
+memory until behind it, and XLA's latency-hiding scheduler runs the update wherever a copy is to be hidden. A decoder of
+eight wide layers that offloads 8.6 GiB took 32.5 GiB with the gradients in float32, and takes 29.5 with the parameters
+(28.8 predicted for both).
 
 Read after `backward_barriers`. Complexity: linear in the ops of the update.
 """

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.ir import Offload
-from jaxckpt.planner.generators import Alternatives, CandidatePool, NearMisses, SimpleRules, SolverPlans
+from jaxckpt.planner.generators import Alternatives, CandidatePool, NearMisses, SimpleRules, SolverPlans, SplitLoops
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import OptimalSolver, solve
@@ -213,6 +213,32 @@ def test_a_plan_that_waits_more_than_expected_is_compared_with_another_cut(expec
     found = list(Alternatives(solver, plans).fastest(pool))
     assert bool(found) == (expected_wait == 0)
     assert all(each.step_s == pytest.approx(each.plan.predicted.step_s) for each in found)
+
+
+def test_the_plans_of_a_mixture_are_chosen_anew_until_one_is_compiled():
+    """In an LSTM the first plan was slow, and so were its mixtures; those of the second one are faster."""
+    planner, asked = planner_of(), []
+    *plans, first_mix, second_mix = planner.simple_rules[:4]
+
+    def bracket(figures, _):
+        asked.append(len(figures))
+        return SimpleNamespace(
+            mix=first_mix if len(figures) == 1 else second_mix,
+            narrowed=lambda point, _: SimpleNamespace(mix=None, point=point),
+            model_error_bytes=lambda _: 0,
+            step_s=lambda _: 1.0,
+        )
+
+    splitter = SimpleNamespace(
+        bracket=bracket, largest_feasible_mix=lambda found, _: None if found.mix is None else (3, found.mix)
+    )
+    pool, splits = CandidatePool(planner, 2**50, Limits()), SplitLoops(splitter)
+    for plan, expected in zip(plans, (first_mix, second_mix), strict=True):
+        pool.compile(plan, SolverPlans(lambda: planner.solver))
+        assert [candidate.plan for candidate in splits.fastest(pool)] == [expected]
+    pool.compile(second_mix, splits)
+    assert not list(splits.fastest(pool))
+    assert asked == [1, 2]
 
 
 def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
