@@ -7,7 +7,9 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 "0  1  2  3  4  5  6  7": ops 0 to 3 are forward, and op i writes value i + 1. A star marks a clone.
 
 1. A saved value is pinned: a barrier passes it on, and every reader reads it behind that barrier. Otherwise a compiler
-   may keep both the value and what it was computed from. Stacked residuals of a scan need no barrier.
+   may keep both the value and what it was computed from. Stacked residuals of a scan need no barrier. The largest
+   elements of an array (`top_k`) are pinned without a decision too: XLA cuts them from the sorted array where they are
+   read, and keeps that.
 
      save 1, drop 3     0  pin [1]  1  2  3  4  barrier [2] after 5  2*  5  6  7
 
@@ -79,6 +81,12 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
     group's gradients are finished (see `host_state`).
 
+14. In the body of a loop, the product that gives a small gradient of a weight comes before the other readers of its
+    cotangent (see `passing`): both pass a barrier.
+
+     op 5 gives the gradient, op 6 the next cotangent
+                        4  5  barrier [5, 6]  6  7
+
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
@@ -98,6 +106,7 @@ from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.host_state import HostState
 from jaxckpt.schedule.partition import decisions_with_axes
+from jaxckpt.schedule.passing import BodyGradients
 from jaxckpt.schedule.recomputation import Availability, Recomputation
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
 from jaxckpt.schedule.transfers import Transfers
@@ -116,6 +125,12 @@ def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
     return _Scheduler(graph, plan if decisions is plan.decisions else replace(plan, decisions=decisions)).run()
 
 
+def _largest_elements(graph: Graph) -> frozenset[int]:
+    """Results of `top_k` outside of loops; ask for them with `Graph.once`."""
+    found = (op for op in graph.ops if op.primitive == "top_k" and op.phase is Phase.FORWARD and op.loop is None)
+    return frozenset(v for op in found for v in op.writes if graph.readers[v])
+
+
 class _Scheduler:
     def __init__(self, graph: Graph, plan: GraphPlan):
         self.graph = graph
@@ -129,11 +144,14 @@ class _Scheduler:
         self.recomputation = Recomputation(
             graph, plan, self.writer, availability, self.transfers, self.updates, barriers
         )
+        self.in_bodies = graph.once(BodyGradients)
         self.prepared: set[int] = set()
         """Loops for which values from outside are ready; all branches of a cond are prepared before the first."""
         saved = {v for v, decision in plan.decisions.items() if not isinstance(decision, Recompute)}
         changes = bool(self.dropped or self.transfers.values)
-        self.pinned = {v for v in saved - self.transfers.in_bodies if not self._is_stacked(v)} if changes else set()
+        saved -= self.transfers.in_bodies
+        saved |= graph.once(_largest_elements) - self.dropped - self.transfers.values
+        self.pinned = {v for v in saved if not self._is_stacked(v)} if changes else set()
 
     def run(self) -> Schedule:
         """Writes all steps, op by op."""
@@ -156,9 +174,18 @@ class _Scheduler:
             writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
             if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
+            if self.dropped and op in self.in_bodies.by_product:
+                self._pass_on(self.in_bodies.by_product[op])
             if op in kept_by:
                 self._keep(unchanged.writes)
         return writer.schedule()
+
+    def _pass_on(self, values: Sequence[int]) -> None:
+        """Passes a gradient and the cotangent that its product read through a barrier (rule 14)."""
+        current = self.writer.current
+        passed = self.writer.barrier((current[v] for v in values), why="recompute")
+        for value, instance in zip(values, passed, strict=True):
+            current[value] = instance
 
     def _ops_that_keep(self) -> set[int | None]:
         """Ops that write a value which is pinned or stored."""
@@ -166,7 +193,7 @@ class _Scheduler:
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
-        sums = self.recomputation.accumulators.passing if self.dropped else ()
+        sums = (*self.recomputation.accumulators.passing, *self.in_bodies.values) if self.dropped else ()
         weights = chain.from_iterable(self.recomputation.weights.values())
         readers = {op for v in (*self.pinned, *self.dropped, *sums, *weights) for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()

@@ -1,10 +1,18 @@
-"""Running sums of gradients and when they pass barriers."""
+"""Running sums of gradients and when they pass barriers, and gradients in the bodies of loops."""
 
 from functools import partial
 
+import jax
+import jax.numpy as jnp
+
+from jaxckpt import Planner, Target
 from jaxckpt.ir import Phase
-from jaxckpt.schedule.passing import GradAccumulators
+from jaxckpt.schedule import Barrier, schedule
+from jaxckpt.schedule.passing import BodyGradients, GradAccumulators
+from jaxckpt.solve import Problem, solve
+from jaxckpt.trace import trace_step
 from tests.graphs import Builder
+from tests.planner.test_planner import needs_compiler
 
 
 def test_addends_are_live_until_the_product_before_their_addition():
@@ -20,3 +28,54 @@ def test_addends_are_live_until_the_product_before_their_addition():
     graph = build.graph(result)
     live = {v: GradAccumulators(graph).live_at(graph.producer[v]) for v in (second, short, product, added, last)}
     assert live == {second: [first], short: [first, second], product: [first, second], added: [first, second], last: []}
+
+
+def integrated(steps):
+    """A neural differential equation that is integrated in a scan; its weights are small beside its rows."""
+
+    def step(weights, x):
+        def field(x):
+            return jnp.tanh(x @ weights[0]) @ weights[1]
+
+        def body(x, _):
+            k1 = field(x)
+            k2 = field(x + 0.05 * k1)
+            k3 = field(x + 0.05 * k2)
+            return x + 0.1 * (k1 + 4 * k2 + k3), None
+
+        return jnp.mean(jax.lax.scan(body, x, None, length=steps)[0] ** 2)
+
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((256, 512), (512, 256))]
+    return jax.grad(step), (weights, jax.ShapeDtypeStruct((8192, 256), jnp.float32))
+
+
+def everything_recomputed(steps):
+    """The step's graph, with the schedule of the plan that recomputes everything in bodies."""
+    graph = trace_step(integrated(steps)[0], *integrated(steps)[1]).graph
+    return graph, schedule(graph, solve(Problem(graph=graph, rates=Target("h200").rates), "full"))
+
+
+def test_in_bodies_gradients_of_weights_come_before_the_rest_of_the_backward():
+    graph, found = everything_recomputed(steps=8)
+    products = graph.once(BodyGradients).by_product
+    assert [graph.values[gradient].shape for gradient, _ in products.values()] == [(256, 512), (512, 256)] * 3
+    barriers = [step for step in found.steps if isinstance(step, Barrier) and step.loop is not None]
+    passed = [tuple(found.origin[v] for v in barrier.reads) for barrier in barriers]
+    assert passed == list(products.values())
+    read = {v for step in found.steps for v in step.reads}
+    assert all(read.issuperset(barrier.writes) for barrier in barriers)
+
+
+def test_gradients_in_bodies_of_many_iterations_are_left_to_the_compiler():
+    graph, found = everything_recomputed(steps=512)
+    assert not graph.once(BodyGradients).by_product
+    assert not any(isinstance(step, Barrier) and step.loop is not None for step in found.steps)
+
+
+@needs_compiler
+def test_a_body_takes_what_is_predicted():
+    """XLA's latency-hiding scheduler would run the products of weights' gradients last: with jax 0.12 +40%."""
+    step, args = integrated(steps=8)
+    planner = Planner(step, *args, target="h200")
+    plan = planner.plan(budget=0.3)
+    assert plan.footprint.total_bytes <= 1.1 * plan.predicted.total_bytes

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, strategies as st
@@ -326,6 +327,19 @@ def test_a_barrier_waits_for_no_value_that_is_read_no_more():
     graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
     steps = as_text(schedule(graph, plan_of(graph, drop=[dropped])))
     assert [step for step in steps if step.endswith(f"after {scaled}")]
+
+
+def test_the_largest_elements_of_an_array_are_pinned_without_a_decision():
+    build = Builder()
+    op = partial(build.op, size_bytes=4000)
+    scores = op("sin", build.input(4000))
+    index = op("top_k", scores, size_bytes=40)
+    picked = op("sin", index)
+    seed = op("sin", picked, phase=Phase.BACKWARD)
+    graph = build.graph(op("mul", seed, scores, picked, phase=Phase.BACKWARD))
+    assert as_text(schedule(graph, plan_of(graph))) == ["0", "1", "2", "3", "4"]
+    steps = as_text(schedule(graph, plan_of(graph, drop=[scores])))
+    assert steps[:4] == ["0", "1", f"pin [{index}]", "2"]
 
 
 def test_values_are_pinned_only_where_some_are_dropped():
