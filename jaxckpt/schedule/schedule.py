@@ -81,11 +81,9 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
     group's gradients are finished (see `host_state`).
 
-14. In the body of a loop, the product that gives a small gradient of a weight comes before the other readers of its
-    cotangent (see `passing`): both pass a barrier.
-
-     op 5 gives the gradient, op 6 the next cotangent
-                        4  5  barrier [5, 6]  6  7
+14. In the body of a loop, the product that gives a small gradient of a weight comes before the other products with its
+    cotangent (see `passing`): both pass a barrier. Elementwise ops read the cotangent where it is written, in one
+    kernel with what writes it.
 
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
@@ -101,7 +99,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
+from jaxckpt.ir import Graph, GraphPlan, Kind, Op, Phase, Recompute
 from jaxckpt.ir.kind import POOLING_GRADIENT
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.host_state import HostState
@@ -145,6 +143,8 @@ class _Scheduler:
             graph, plan, self.writer, availability, self.transfers, self.updates, barriers
         )
         self.in_bodies = graph.once(BodyGradients)
+        self.cotangents: dict[int, int] = {}
+        """For cotangents that passed a barrier with a gradient the instances that products read behind it."""
         self.prepared: set[int] = set()
         """Loops for which values from outside are ready; all branches of a cond are prepared before the first."""
         saved = {v for v, decision in plan.decisions.items() if not isinstance(decision, Recompute)}
@@ -175,17 +175,16 @@ class _Scheduler:
             if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
             if self.dropped and op in self.in_bodies.by_product:
-                self._pass_on(self.in_bodies.by_product[op])
+                self._pass_on(*self.in_bodies.by_product[op])
             if op in kept_by:
                 self._keep(unchanged.writes)
         return writer.schedule()
 
-    def _pass_on(self, values: Sequence[int]) -> None:
+    def _pass_on(self, gradient: int, cotangent: int) -> None:
         """Passes a gradient and the cotangent that its product read through a barrier (rule 14)."""
         current = self.writer.current
-        passed = self.writer.barrier((current[v] for v in values), why="recompute")
-        for value, instance in zip(values, passed, strict=True):
-            current[value] = instance
+        instances = current[gradient], self.cotangents.get(cotangent, current[cotangent])
+        current[gradient], self.cotangents[cotangent] = self.writer.barrier(instances, why="recompute")
 
     def _ops_that_keep(self) -> set[int | None]:
         """Ops that write a value which is pinned or stored."""
@@ -218,6 +217,8 @@ class _Scheduler:
             reads = self.recomputation.operands(op)
         if self.dropped and op.primitive == POOLING_GRADIENT and op.phase is Phase.BACKWARD:
             reads = self._behind_cotangent(op, reads)
+        if self.cotangents and op.kind is Kind.CONTRACTION:
+            reads = tuple(self.cotangents.get(v, read) for v, read in zip(op.reads, reads, strict=True))
         after = writer.current[initialisers[op.id]] if op.id in initialisers else None
         return Run(op=op.id, reads=reads, writes=op.writes, loop=writer.loop, after=after)
 
