@@ -143,16 +143,23 @@ class BodyGradients:
 
 def _gradients_in_body(graph: Graph, ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
     """By the products of one body its small gradients and their cotangents."""
-    in_body = {op.id for op in ops}
     leads_on: set[int] = set()
     """Values that products of the body are computed of."""
     for op in reversed(ops):
         if op.kind is Kind.CONTRACTION or not leads_on.isdisjoint(op.writes):
             leads_on.update(op.reads)
     found: dict[int, tuple[int, int]] = {}
+    multiplied: set[int] = set()
+    """Values that are computed of products of the body."""
+    in_memory: set[int] = set()
+    """With the carries: elementwise ops on these may be part of the kernel of a product."""
     for op in ops:
+        if op.kind is Kind.CONTRACTION or not multiplied.isdisjoint(op.reads):
+            multiplied.update(op.writes)
+        if op.primitive == CARRY or not multiplied.isdisjoint(op.writes):
+            in_memory.update(op.writes)
         if op.kind is Kind.CONTRACTION and leads_on.isdisjoint(op.writes):
-            cotangents = [v for v in op.reads if graph.producer[v] in in_body]
+            cotangents = [v for v in op.reads if v in in_memory]
             is_small = _size_bytes(graph, op.writes) <= _SMALL_IN_BODY * _size_bytes(graph, op.reads)
             if is_small and len(cotangents) == 1 and _is_multiplied_after(graph, cotangents[0], op):
                 found[op.id] = op.writes[0], cotangents[0]
