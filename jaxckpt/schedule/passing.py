@@ -9,7 +9,7 @@ In the body of a loop no stage begins, and XLA's latency-hiding scheduler orders
 residual is copied asynchronously (`openxla/xla#44359`; in jax 0.12, not in 0.10). It runs the products that give
 gradients of weights at the end of the iteration. There such a product and the cotangent that it reads pass a barrier of
 their own, so that the rest of the backward comes after it: a plan for a neural differential equation that is integrated
-by 8 steps of Runge-Kutta took 301 MiB, and takes 205 (189 and 197 predicted).
+by 8 steps of Runge-Kutta took 301 MiB, and takes 205 (189 predicted for both).
 
 Weights that both passes read and the update replaces: donated arguments of which XLA makes copies. The backward's
 product with a weight and the weight's update in place wait for the same cotangent and not for each other, so XLA copies
