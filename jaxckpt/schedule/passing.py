@@ -38,8 +38,6 @@ at 1/16.
 On several devices XLA's latency-hiding scheduler postpones products of gradients to the end of the backward, to run
 them beside collectives, and what they read is in memory until then: a tensor-parallel transformer took 926 MiB with
 `jax.checkpoint` on each block, and takes 548 with all of these gradients behind barriers (`benchmarks.meshes`)."""
-
-
 _SMALL_IN_BODY = 1 / 8
 """A gradient in the body of a loop of at most this share of the arrays of its product passes a barrier.
 
@@ -133,10 +131,13 @@ class BodyGradients:
         for op in graph.ops:
             if op.phase is Phase.BACKWARD and op.loop is not None and graph.loops[op.loop].rolled and not graph.mesh:
                 bodies[op.loop].append(op)
+        most_bytes = _most_bytes(graph) if bodies else 0
         for loop, ops in bodies.items():
             found = _gradients_in_body(graph, ops)
             read = {v for op in found for v in graph.ops[op].reads}
-            if _size_bytes(graph, read) >= _WORTH_IN_BODY * max(_carried_bytes(graph, loop), _most_bytes(graph)):
+            carries = (v for op in ops if op.primitive == CARRY for v in op.writes)
+            needed_bytes = max(most_bytes, graph.loops[loop].length * _size_bytes(graph, carries))
+            if _size_bytes(graph, read) >= _WORTH_IN_BODY * needed_bytes:
                 self.by_product.update(found)
         self.values = frozenset(chain.from_iterable(self.by_product.values()))
 
@@ -166,15 +167,10 @@ def _gradients_in_body(graph: Graph, ops: Sequence[Op]) -> dict[int, tuple[int, 
     return found
 
 
-def _carried_bytes(graph: Graph, loop: int) -> int:
-    """Bytes of the carries of all iterations of a loop."""
-    entries = (op for op in graph.ops if op.loop == loop and op.primitive == CARRY)
-    return graph.loops[loop].length * sum(_size_bytes(graph, op.writes) for op in entries)
-
-
 def _most_bytes(graph: Graph) -> int:
     """The most bytes that one op reads and writes, but for those around loops."""
-    return max(_size_bytes(graph, {*op.reads, *op.writes}) for op in graph.ops if op.primitive not in LOOP_BOUNDARIES)
+    ops = (op for op in graph.ops if op.primitive not in LOOP_BOUNDARIES)
+    return max((_size_bytes(graph, {*op.reads, *op.writes}) for op in ops), default=0)
 
 
 def _size_bytes(graph: Graph, values: Iterable[int]) -> int:
