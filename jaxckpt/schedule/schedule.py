@@ -81,9 +81,9 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 13. Optimiser state in host memory is loaded and stored around the updates of its group, which run as soon as the
     group's gradients are finished (see `host_state`).
 
-14. In the body of a loop, the product that gives a small gradient of a weight comes before the other products with its
-    cotangent (see `passing`): both pass a barrier. Elementwise ops read the cotangent where it is written, in one
-    kernel with what writes it.
+14. In the body of a loop, in a plan without transfers, the product that gives a small gradient of a weight comes before
+    the other products with its cotangent (see `passing`): both pass a barrier. Elementwise ops read the cotangent where
+    it is written, in one kernel with what writes it. With loads in the body the barriers took memory.
 
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
@@ -142,7 +142,8 @@ class _Scheduler:
         self.recomputation = Recomputation(
             graph, plan, self.writer, availability, self.transfers, self.updates, barriers
         )
-        self.in_bodies = graph.once(BodyGradients)
+        may_order = self.dropped and not self.transfers.values
+        self.in_bodies = graph.once(BodyGradients) if may_order else None
         self.cotangents: dict[int, int] = {}
         """For cotangents that passed a barrier with a gradient the instances that products read behind it."""
         self.prepared: set[int] = set()
@@ -174,7 +175,7 @@ class _Scheduler:
             writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
             if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
-            if self.dropped and op in self.in_bodies.by_product:
+            if self.in_bodies is not None and op in self.in_bodies.by_product:
                 self._pass_on(*self.in_bodies.by_product[op])
             if op in kept_by:
                 self._keep(unchanged.writes)
@@ -192,7 +193,8 @@ class _Scheduler:
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
-        sums = (*self.recomputation.accumulators.passing, *self.in_bodies.values) if self.dropped else ()
+        sums = self.recomputation.accumulators.passing if self.dropped else frozenset()
+        sums |= frozenset() if self.in_bodies is None else self.in_bodies.values
         weights = chain.from_iterable(self.recomputation.weights.values())
         readers = {op for v in (*self.pinned, *self.dropped, *sums, *weights) for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
