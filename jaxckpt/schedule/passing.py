@@ -1,4 +1,4 @@
-"""Gradients and weights that pass barriers though no clone reads them: those of stages, and in bodies their own.
+"""Gradients and weights that pass barriers though no clone reads them: of stages, or of their own in bodies of loops.
 
 Gradients that the backward finishes or adds to on its way, which compilers would postpone to its end. A bias that all
 layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of them adds. A
@@ -45,9 +45,8 @@ With 1/4, a scanned decoder takes 2% more time and as many bytes."""
 _WORTH_IN_BODY = 1 / 8
 """The products of a body are worth a barrier if they read this share of what the step takes in any case.
 
-A scanned GPT-2, whose logits take more, comes to as many bytes with the barriers and to 0.6% more time; recurrent nets
-of 512 iterations, whose carries do, to 5% more time. Of the steps that take fewer bytes with them the least share is
-0.29."""
+A scanned GPT-2, whose logits take far more (share 0.04), takes as many bytes with the barriers and 0.6% more time. Of
+the steps that take fewer bytes with them the least share is 0.29."""
 
 
 class GradAccumulators:
@@ -135,8 +134,7 @@ class BodyGradients:
         for loop, ops in bodies.items():
             found = _gradients_in_body(graph, ops)
             read = {v for op in found for v in graph.ops[op].reads}
-            carries = (v for op in ops if op.primitive == CARRY for v in op.writes)
-            needed_bytes = max(most_bytes, graph.loops[loop].length * _size_bytes(graph, carries))
+            needed_bytes = max(most_bytes, graph.loops[loop].length * _size_bytes(graph, _carries(ops)))
             if _size_bytes(graph, read) >= _WORTH_IN_BODY * needed_bytes:
                 self.by_product.update(found)
         self.values = frozenset(chain.from_iterable(self.by_product.values()))
@@ -152,19 +150,21 @@ def _gradients_in_body(graph: Graph, ops: Sequence[Op]) -> dict[int, tuple[int, 
     found: dict[int, tuple[int, int]] = {}
     multiplied: set[int] = set()
     """Values that are computed of products of the body."""
-    in_memory: set[int] = set()
-    """With the carries: elementwise ops on these may be part of the kernel of a product."""
+    carries = set(_carries(ops))
     for op in ops:
         if op.kind is Kind.CONTRACTION or not multiplied.isdisjoint(op.reads):
             multiplied.update(op.writes)
-        if op.primitive == CARRY or not multiplied.isdisjoint(op.writes):
-            in_memory.update(op.writes)
         if op.kind is Kind.CONTRACTION and leads_on.isdisjoint(op.writes):
-            cotangents = [v for v in op.reads if v in in_memory]
+            # What elementwise ops make of carries may be part of the product's kernel.
+            cotangents = [v for v in op.reads if v in carries or v in multiplied]
             is_small = _size_bytes(graph, op.writes) <= _SMALL_IN_BODY * _size_bytes(graph, op.reads)
             if is_small and len(cotangents) == 1 and _is_multiplied_after(graph, cotangents[0], op):
                 found[op.id] = op.writes[0], cotangents[0]
     return found
+
+
+def _carries(ops: Iterable[Op]) -> list[int]:
+    return [v for op in ops if op.primitive == CARRY for v in op.writes]
 
 
 def _most_bytes(graph: Graph) -> int:

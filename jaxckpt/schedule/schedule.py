@@ -89,8 +89,8 @@ The rules are objects that write into one `StepWriter`, not passes over a finish
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
 loop (7), update groups of state (13), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11,
-12), run it (10), pin and store its results (1, 6). Loads come before operands because the barrier of a stage waits for
-its sources; stores come last because they read pinned values.
+12, 14), run it (10), pass its gradient through a barrier (14), pin and store its results (1, 6). Loads come before
+operands because the barrier of a stage waits for its sources; stores come last because they read pinned values.
 
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
@@ -143,7 +143,7 @@ class _Scheduler:
             graph, plan, self.writer, availability, self.transfers, self.updates, barriers
         )
         may_order = self.dropped and not self.transfers.values
-        self.in_bodies = graph.once(BodyGradients) if may_order else None
+        self.body_gradients = graph.once(BodyGradients) if may_order else None
         self.cotangents: dict[int, int] = {}
         """For cotangents that passed a barrier with a gradient the instances that products read behind it."""
         self.prepared: set[int] = set()
@@ -175,13 +175,13 @@ class _Scheduler:
             writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
             if transfers.values and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
-            if self.in_bodies is not None and op in self.in_bodies.by_product:
-                self._pass_on(*self.in_bodies.by_product[op])
+            if self.body_gradients is not None and op in self.body_gradients.by_product:
+                self._pass_gradient(*self.body_gradients.by_product[op])
             if op in kept_by:
                 self._keep(unchanged.writes)
         return writer.schedule()
 
-    def _pass_on(self, gradient: int, cotangent: int) -> None:
+    def _pass_gradient(self, gradient: int, cotangent: int) -> None:
         """Passes a gradient and the cotangent that its product read through a barrier (rule 14)."""
         current = self.writer.current
         instances = current[gradient], self.cotangents.get(cotangent, current[cotangent])
@@ -193,10 +193,11 @@ class _Scheduler:
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
-        sums = self.recomputation.accumulators.passing if self.dropped else frozenset()
-        sums |= frozenset() if self.in_bodies is None else self.in_bodies.values
+        sums = self.recomputation.accumulators.passing if self.dropped else ()
+        in_bodies = () if self.body_gradients is None else self.body_gradients.values
         weights = chain.from_iterable(self.recomputation.weights.values())
-        readers = {op for v in (*self.pinned, *self.dropped, *sums, *weights) for op in self.graph.readers[v]}
+        changed = chain(self.pinned, self.dropped, sums, in_bodies, weights)
+        readers = {op for v in changed for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
 
     def _enter(self, loop: int | None) -> None:
