@@ -4,7 +4,7 @@ What is in memory under a plan also depends on who reads what: `fusion_analysis`
 `jaxckpt.schedule.layout`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -156,6 +156,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
 
     layouts, derived = Layouts(graph), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
+    written_views = copies | _gathered_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
@@ -167,7 +168,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
-        same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
+        same_size_views=ops(lambda op: is_view_of(graph, op)) - written_views,
         products=ProductRules(
             dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library.keys(),
             library=library,
@@ -185,7 +186,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
-        never_materialised=ops(lambda op: op.kind is Kind.VIEW) - copies | fused_scatters,
+        never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
     )
 
@@ -195,6 +196,26 @@ def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:
     additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in fused_scatters}
     readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
     return frozenset(additions | {op for op, reading in readers.items() if len(reading) > 1})
+
+
+def _gathered_views(graph: Graph) -> Ops:
+    """The last of the views that alone read a gather, where one transposes: its kernel writes what they show."""
+    found = set[int]()
+    for gather in (op for op in graph.ops if op.primitive == "gather"):
+        views = list(_sole_views(graph, gather.writes[0]))
+        if any(view.primitive == "transpose" for view in views):
+            found.add(views[-1].id)
+    return frozenset(found)
+
+
+def _sole_views(graph: Graph, value: int) -> Iterator[Op]:
+    """Views of one size that alone read a value, one after the other."""
+    while len(graph.readers[value]) == 1:
+        view = graph.ops[graph.readers[value][0]]
+        if not is_view_of(graph, view):
+            return
+        yield view
+        value = view.writes[0]
 
 
 def _has_epilogue(graph: Graph, op: Op) -> bool:

@@ -1,7 +1,7 @@
 """Traces a training step into a graph, which keeps the way back from every value to its variable.
 
 The step is traced once, as JAX traces it under `jit`; nothing is compiled or run. Its own exceptions pass through
-untouched. Then: inlining, common subexpression elimination, dead code elimination, phases, graph.
+untouched. Then: inlining, common subexpression elimination, dead code elimination, phases, code sinking, graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,7 @@ from jaxckpt.program.simplify import eliminate_common_subexpressions, eliminate_
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.phase import move_to_forward, phases_from_liveness, phases_from_marks
 from jaxckpt.trace.sharding import propagate_shardings
+from jaxckpt.trace.sink import sink_elementwise
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -181,4 +182,4 @@ def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Ph
     source = "structure" if found is None else "names"
     if eager:
         return program, (Phase.FORWARD,) * len(program.equations) if found is None else found.phases, source
-    return *move_to_forward(program, found or phases_from_liveness(program)), source
+    return *sink_elementwise(*move_to_forward(program, found or phases_from_liveness(program))), source

@@ -237,6 +237,18 @@ def test_a_cast_of_a_table_is_computed_for_gathered_elements():
     assert cast not in fuse(build.graph(*readers)).materialised
 
 
+@pytest.mark.parametrize(("views", "is_written_as"), [(("transpose", "reshape"), 2), (("reshape", "squeeze"), 0)])
+def test_a_gather_writes_its_elements_as_a_transposition_shows_them(views, is_written_as):
+    """A saved value is pinned in that order; else XLA picks the elements again in each kernel that reads them."""
+    build = Builder()
+    shown = [build.op("gather", build.input(8000), build.input(40), size_bytes=4000)]
+    for view in views:
+        shown.append(build.op(view, shown[-1], size_bytes=4000))
+    readers = [build.op("dot_general", shown[-1], size_bytes=4) for _ in range(2)]
+    materialised = fuse(build.graph(*readers)).materialised
+    assert [value in materialised for value in shown] == [at == is_written_as for at in range(len(shown))]
+
+
 def test_a_slice_reads_only_what_it_shows():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)

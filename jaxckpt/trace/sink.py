@@ -1,0 +1,67 @@
+"""Code sinking: elementwise ops of the backward pass move to their first reader, where nothing is live longer for it.
+
+XLA orders ops as it likes, but not across a barrier, and a plan puts its barriers before ops that read what is
+recomputed. Of `y = a * f(x)` differentiation computes the gradient of `f(x)` first, though only what follows the
+gradient of `a` reads it. A barrier between them would keep both it and the cotangent that it is made of. So does
+`jax.checkpoint`: it recomputes `f(x)` before either. Outside of open bodies alone: in a body no compiled program was
+looked at.
+
+     before: 4  5 reads 4  6 reads 4, f(x)  7 reads 5  8 reads 4      after: 4  6  5  7  8
+
+Complexity: linear, plus a sort.
+"""
+
+from collections.abc import Sequence
+
+import jax.extend.core as jex
+
+from jaxckpt.ir import Phase
+from jaxckpt.ir.kind import Kind, kind_of
+from jaxckpt.program.flat_program import Equation, FlatProgram
+
+
+def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[FlatProgram, tuple[Phase, ...]]:
+    """Moves elementwise equations of the backward to their first readers; gives the program in its new order.
+
+    An equation moves if each of its operands is read by the time of its first reader or later, or is an argument or a
+    constant: then it only shortens the live range of its result.
+    """
+    first, last = _readers(program)
+    computed = {v for equation in program.equations for v in equation.eqn.outvars}
+    place = list(range(len(program.equations)))
+    for position in reversed(place):
+        equation = program.equations[position]
+        if phases[position] is not Phase.BACKWARD or not _may_move(equation):
+            continue
+        reader = first.get(equation.eqn.outvars[0])
+        if reader is None or place[reader] <= position + 1 or not _is_outside(program.equations[reader]):
+            continue
+        target = place[reader]
+        if all(last[v] >= target for v in equation.variables() if v in computed):
+            place[position] = target
+            last.update((v, max(last[v], target)) for v in equation.variables())
+    order = sorted(range(len(place)), key=lambda position: (place[position], position))
+    equations = tuple(program.equations[position] for position in order)
+    return program.replace(equations=equations), tuple(phases[position] for position in order)
+
+
+def _readers(program: FlatProgram) -> tuple[dict[jex.Var, int], dict[jex.Var, int]]:
+    """The first and the last equation that reads each variable; results are read behind all of them."""
+    first: dict[jex.Var, int] = {}
+    last: dict[jex.Var, int] = {}
+    for position, equation in enumerate(program.equations):
+        for variable in equation.variables():
+            first.setdefault(variable, position)
+            last[variable] = position
+    results = (v for v in program.outvars if isinstance(v, jex.Var))
+    last.update(dict.fromkeys(results, len(program.equations)))
+    return first, last
+
+
+def _may_move(equation: Equation) -> bool:
+    is_elementwise = kind_of(equation.eqn.primitive.name) is Kind.ELEMENTWISE
+    return is_elementwise and _is_outside(equation) and not equation.effects and len(equation.eqn.outvars) == 1
+
+
+def _is_outside(equation: Equation) -> bool:
+    return equation.loop is None and equation.manual is None
