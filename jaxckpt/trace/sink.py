@@ -1,10 +1,11 @@
 """Code sinking: elementwise ops of the backward pass move to their first reader, where nothing is live longer for it.
 
 XLA orders ops as it likes, but not across a barrier, and a plan puts its barriers before ops that read what is
-recomputed. Of `y = a * f(x)` differentiation computes the gradient of `f(x)` first, though only what follows the
-gradient of `a` reads it. A barrier between them would keep both it and the cotangent that it is made of. So does
-`jax.checkpoint`: it recomputes `f(x)` before either. Outside of open bodies alone: in a body no compiled program was
-looked at.
+recomputed. Of `y = a * f(x)` differentiation computes the gradient of `f(x)` first, and the gradient of `a` second,
+for which `f(x)` is recomputed. A barrier between the two keeps the first gradient and the cotangent of `y` in memory.
+Behind the barrier, where `jax.checkpoint` computes both gradients, only the cotangent is.
+
+Ops in bodies of open loops stay: no compiled program with such ops moved was looked at.
 
      before: 4  5 reads 4  6 reads 4, f(x)  7 reads 5  8 reads 4      after: 4  6  5  7  8
 
@@ -23,8 +24,8 @@ from jaxckpt.program.flat_program import Equation, FlatProgram
 def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[FlatProgram, tuple[Phase, ...]]:
     """Moves elementwise equations of the backward to their first readers; gives the program in its new order.
 
-    An equation moves if each of its operands is read by the time of its first reader or later, or is an argument or a
-    constant: then it only shortens the live range of its result.
+    An equation moves if each of its operands is an argument, a constant, or read at the equation's first reader or
+    later: then only the live range of its result changes, and gets shorter.
     """
     first, last = _readers(program)
     computed = {v for equation in program.equations for v in equation.eqn.outvars}
