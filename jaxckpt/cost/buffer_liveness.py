@@ -65,7 +65,9 @@ class BufferLiveness:
       size_bytes: Of each instance.
       births: For each buffer the step that writes it.
       deaths: For each buffer the last step that reads it.
-      in_place: Buffers whose kernel may write over one that dies there.
+      in_place: Buffers that may be written over one that dies there, an indirect one only where the entry is True: for
+        what a loop or a cond passes on. A loop's initial carry, what each iteration makes of the carry and the loop's
+        result are one buffer to XLA, whatever defines the initial carry.
       indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
         which loops, cuDNN's convolutions, cuBLAS and kernels of several results return.
       workspace_bytes: For each step whose kernel needs some.
@@ -79,7 +81,7 @@ class BufferLiveness:
         self.size_bytes = kernels.size_bytes
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
-        self.in_place: set[int] = set()
+        self.in_place: dict[int, bool] = {}
         self.indirect: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.loops = LoopLiveness(graph, kernels.schedule.steps)
@@ -164,8 +166,9 @@ class BufferLiveness:
         if instance in fusion.epilogue_ends or fusion.holds_rows(step):  # elementwise, but in the kernel of other ops
             return
         is_carry = op.carries > 0 and instance in step.writes[: op.carries]
-        if op.kind in _WRITES_IN_PLACE or is_carry or self.loops.is_boundary(step):
-            self.in_place.add(instance)
+        is_passed_on = is_carry or self.loops.is_boundary(step)
+        if is_passed_on or op.kind in _WRITES_IN_PLACE:
+            self.in_place[instance] = is_passed_on
 
     def _read(self, at: int, reads: SourceBytes) -> None:
         births, deaths, size_bytes = self.births, self.deaths, self.size_bytes

@@ -13,8 +13,8 @@ from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
+from jaxckpt.schedule.initialisers import scatters_fused_with_add
 from jaxckpt.schedule.layout import Layouts, copied_views, exchanged_products, has_several_batch_axes
-from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
 _WRITES_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE, Kind.BARRIER})

@@ -44,7 +44,7 @@ def live_bytes(
         change_bytes[span.birth] += span.size_bytes
         change_bytes[span.death + 1] -= span.size_bytes
     alive_bytes = list(accumulate(change_bytes[:length]))
-    for buffer in _written_over(buffers, own, buffers.in_place - placed):
+    for buffer in _written_over(buffers, own, buffers.in_place.keys() - placed):
         alive_bytes[births[buffer]] -= size_bytes[buffer]
     for at, workspace_bytes in buffers.workspace_bytes.items():
         alive_bytes[at] += workspace_bytes
@@ -59,7 +59,7 @@ def _written_over(buffers: BufferLiveness, own: Mapping[int, Span], in_place: Co
     for buffer in in_place:
         new, candidates = own[buffer], dying.get(own[buffer].birth, [])
         fitting = (old for old in candidates if own[old].birth < new.birth and own[old].size_bytes == new.size_bytes)
-        over = next((old for old in fitting if old not in buffers.indirect), None)
+        over = next((old for old in fitting if buffers.in_place[buffer] or old not in buffers.indirect), None)
         if over is not None:
             candidates.remove(over)
             yield buffer

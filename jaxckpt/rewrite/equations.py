@@ -32,8 +32,8 @@ from jaxckpt.program.flat_program import Atom, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_boundary, varying_axes_key
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
+from jaxckpt.schedule.initialisers import only_added
 from jaxckpt.schedule.layout import read_in_default_layout
-from jaxckpt.schedule.scatter_inits import only_added
 from jaxckpt.schedule.steps import Why
 from jaxckpt.trace import Traced
 

@@ -5,8 +5,8 @@ Plain Python, no jax. Read in this order:
 - `partition`: the axis over which a decision shards, where the decision leaves that open;
 - `prefetch`: when offloaded values are stored and loaded;
 - `validate`: which decisions are refused;
-- `argument_derived`, `scatter_inits`: values computed from arguments by views and elementwise ops alone, zeros that a
-  scatter adds to;
+- `argument_derived`, `initialisers`: values computed from arguments by views and elementwise ops alone, zeros that a
+  scatter adds to or a loop begins with;
 - `steps`: runs, barriers and moves, and how they are numbered;
 - `transfers`, `passing`, `recomputation`: copies, gradients and weights that pass barriers, what can be read after the
   forward pass and clones of the rest;

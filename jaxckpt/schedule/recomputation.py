@@ -3,7 +3,7 @@
 Demand-driven: a value is recomputed when the first op asks for its stage, from the nearest available values on every
 path (rematerialisation by backward slicing). The rules are numbered in `schedule`.
 
-Read after `argument_derived`, `transfers`, `passing` and `scatter_inits`.
+Read after `argument_derived`, `transfers`, `passing` and `initialisers`.
 """
 
 from bisect import bisect_right
@@ -17,8 +17,8 @@ from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast, is_broadcast
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.components import connected_components
+from jaxckpt.schedule.initialisers import initialiser_dependencies
 from jaxckpt.schedule.passing import GradAccumulators, weights_of_stages
-from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.updates import UpdateRunner
@@ -98,7 +98,7 @@ class Recomputation:
     """Clones of forward ops, written where the first op after the forward pass needs them.
 
     Attributes:
-      initialisers: For each op that makes the zeros of a scatter the value that it waits for (rule 10).
+      initialisers: For each op that makes the zeros of a scatter or a loop the value that it waits for (rule 10).
       weights: For each stage the weights that pass its first barrier (rule 11).
     """
 
@@ -350,7 +350,7 @@ class Recomputation:
                 continue
             ops.add(op)
             for read in graph.ops[op].reads:
-                if read not in known:  # zeros of a scatter are made anew, whatever the plan saves
+                if read not in known:  # initialisers are made anew, whatever the plan saves
                     is_saved = is_source(read) and graph.producer[read] not in self.initialisers
                     sources.add(read) if is_saved else pending.append(read)
         return ops, sources

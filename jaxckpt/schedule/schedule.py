@@ -66,8 +66,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    weight that is small against what it is computed of. A gradient that is summed over devices passes one barrier
    later, so that the sum can run beside what is in between.
 
-10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`); those of a clone
-    wait for the barrier of the clones.
+10. The zeros that a gradient is scattered into wait until the gradient exists, those that a loop begins with for what
+    the loop reads (see `initialisers`); those of a clone wait for the barrier of the clones.
 
 11. A weight that the update replaces passes the first barrier of the one stage that reads it, for the backward; the
     update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see

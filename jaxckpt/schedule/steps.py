@@ -20,7 +20,7 @@ Why = Literal["pin", "recompute", "store", "load"]
 class Run:
     """One op, run over instances in the body of an open loop, if any; `is_clone` if the op runs a second time.
 
-    `after` is an instance that must exist before an op that reads nothing runs (see `scatter_inits`).
+    `after` is an instance that must exist before an op that reads nothing runs (see `initialisers`).
     """
 
     op: int

@@ -119,7 +119,7 @@ LENGTH = 3
 def buffers_of(*ranges: tuple[int, int], **facts) -> SimpleNamespace:
     """Buffers of a schedule of three steps, in a step without loops."""
     births, deaths = ({i: each[k] for i, each in enumerate(ranges)} for k in (0, 1))
-    nothing = {"in_place": set(), "indirect": set(), "workspace_bytes": {}, "loops": passes(step())[2].loops}
+    nothing = {"in_place": {}, "indirect": set(), "workspace_bytes": {}, "loops": passes(step())[2].loops}
     return SimpleNamespace(births=births, deaths=deaths, size_bytes=[MB] * len(ranges), **(nothing | facts))
 
 
@@ -130,9 +130,11 @@ def test_bytes_alive_are_those_of_live_ranges_and_workspaces():
 
 
 def test_a_kernel_writes_over_a_buffer_of_its_shape_that_dies():
-    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1}), LENGTH, external=(), results=()) == (MB, MB, MB)
-    of_tuple = buffers_of((0, 1), (1, 2), in_place={1}, indirect={0})
+    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1: False}), LENGTH, external=(), results=()) == (MB, MB, MB)
+    of_tuple = buffers_of((0, 1), (1, 2), in_place={1: False}, indirect={0})
     assert live_bytes(of_tuple, LENGTH, external=(), results=()) == (MB, 2 * MB, MB)
+    of_loop = buffers_of((0, 1), (1, 2), in_place={1: True}, indirect={0})
+    assert live_bytes(of_loop, LENGTH, external=(), results=()) == (MB, MB, MB)
 
 
 @pytest.mark.parametrize(("primitive", "is_tuple"), [("dot_general", False), ("conv_general_dilated", True)])
@@ -147,6 +149,18 @@ def test_no_kernel_writes_over_what_a_convolution_returns(primitive, is_tuple):
     )
     buffers = passes(graph)[2]
     assert (made in buffers.indirect) is is_tuple
+
+
+def test_a_loop_takes_over_what_a_convolution_returns():
+    """Its carry is one buffer from the initial value to the result, whatever defines the initial value."""
+    build = Builder()
+    x, w = build.input(MB), build.input(MB)
+    made = build.op("conv_general_dilated", x, w, size_bytes=MB)
+    repeated = build.op("while", made, size_bytes=MB, carries=1)
+    graph = build.graph(build.op("reduce_sum", repeated, size_bytes=4))
+    buffers = passes(graph)[2]
+    assert made in buffers.indirect
+    assert max(live_bytes(buffers, len(graph.ops), external=(), results=())) == MB + 4
 
 
 def test_a_temporary_fits_in_a_result_that_is_not_written_yet():

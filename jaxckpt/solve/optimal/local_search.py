@@ -1,13 +1,16 @@
 """Local search (hill climbing): a plan is changed in one place at a time, as long as that improves it.
 
 On a small graph there is time for more than the composition of stages considers. One change saves one value more or
-less, or adds or removes one cut; values that cross a new cut are saved. A replay judges every change. At the end clones
-that gain nothing are removed, stage by stage. Complexity: a fixed number of op runs (`Effort.op_runs`) for any graph,
-and one replay for each stage, so large graphs are not searched. Read after `jaxckpt.solve.stages`.
+less, or adds or removes one cut; values that cross a new cut are saved. A replay judges every change. Decisions are
+changed in turn, again and again, until none of them improves the plan, then cuts. Begun anew with each improvement, the
+changes of the largest values would take all replays. At the end clones that gain nothing are removed, stage by stage.
+Complexity: a fixed number of op runs (`Effort.op_runs`) for any graph, and one replay for each stage, so large graphs
+are not searched. Read after `jaxckpt.solve.stages`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
@@ -21,6 +24,10 @@ class _State:
     saved: frozenset[int]
     stages: StageStarts
     untouched: frozenset[int]
+
+
+_Change = Callable[[_State], Iterator[_State]]
+"""Gives the states that differ from one in one place."""
 
 
 class LocalSearch:
@@ -52,16 +59,22 @@ class LocalSearch:
         plan, figures = self._judge(state, plan.strategy)
         rank = figures.rank(temp_budget_bytes)
         tried = {state}
-        changes = _changes(problem, state)
-        while left:
-            changed = next((each for each in changes if each not in tried), None)
-            if changed is None:
-                break
-            left -= 1
-            tried.add(changed)
-            other, figures = self._judge(changed, plan.strategy)
-            if (other_rank := figures.rank(temp_budget_bytes)) < rank:
-                state, plan, rank, changes = changed, other, other_rank, _changes(problem, changed)
+        decisions, cuts = _other_decisions(problem, state), _other_cuts(problem, state)
+        changes, at, unimproved = [*decisions, *cuts], 0, 0
+        while left > 0 and unimproved < len(changes):
+            unimproved += 1
+            for changed in changes[at](state):
+                if changed in tried:
+                    continue
+                left -= 1
+                tried.add(changed)
+                other, figures = self._judge(changed, plan.strategy)
+                if (other_rank := figures.rank(temp_budget_bytes)) < rank:
+                    state, plan, rank, unimproved = changed, other, other_rank, 0
+                    break
+            at += 1
+            if at >= len(decisions) > unimproved or at == len(changes):
+                at = 0
         return self._without_needless_clones(state, plan)
 
     def _without_needless_clones(self, state: _State, plan: GraphPlan) -> GraphPlan:
@@ -106,20 +119,31 @@ class _Figures:
         return max(0, max(self.alive_bytes, default=0) - temp_budget_bytes), self.step_s, self.alive_bytes
 
 
-def _changes(problem: Problem, state: _State) -> Iterator[_State]:
-    """All states one change away: the largest values first, then cuts in order."""
-    saved, stages, untouched = state.saved, state.stages, state.untouched
-    larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.residual_bytes(v), v))
-    for value in larger:
-        if value in saved and value not in problem.never_recomputed:
-            yield replace(state, saved=saved - {value})
-        elif value not in saved:
-            yield replace(state, saved=saved | {value}, untouched=untouched - {value})
-    for start in stages[1:]:
-        yield replace(state, stages=tuple(s for s in stages if s != start))
-    for start in problem.graph.forward[1:]:
-        if start not in stages:
-            finer = tuple(sorted((*stages, start)))
-            yield replace(state, stages=finer)
-            crossing = saved | boundaries(problem, finer)
-            yield _State(saved=crossing, stages=finer, untouched=untouched - crossing)
+def _other_decisions(problem: Problem, begin: _State) -> list[_Change]:
+    """For each residual and each boundary of the first state, the largest first, the change of its decision."""
+    values = problem.worth_saving & (problem.needed | begin.saved)
+    larger = sorted(values, key=lambda v: (-problem.graph.residual_bytes(v), v))
+    return [partial(_with_other_decision, problem, value) for value in larger]
+
+
+def _other_cuts(problem: Problem, begin: _State) -> list[_Change]:
+    """For each cut of the first state its removal, then for each other place of a cut its addition."""
+    starts = sorted(problem.graph.forward[1:], key=lambda start: (start not in begin.stages, start))
+    return [partial(_with_other_cut, problem, start) for start in starts]
+
+
+def _with_other_decision(problem: Problem, value: int, state: _State) -> Iterator[_State]:
+    if value not in state.saved:
+        yield replace(state, saved=state.saved | {value}, untouched=state.untouched - {value})
+    elif value not in problem.never_recomputed:
+        yield replace(state, saved=state.saved - {value})
+
+
+def _with_other_cut(problem: Problem, start: int, state: _State) -> Iterator[_State]:
+    if start in state.stages:
+        yield replace(state, stages=tuple(s for s in state.stages if s != start))
+        return
+    finer = tuple(sorted((*state.stages, start)))
+    yield replace(state, stages=finer)
+    crossing = state.saved | boundaries(problem, finer)
+    yield _State(saved=crossing, stages=finer, untouched=state.untouched - crossing)

@@ -2,10 +2,10 @@
 
 from hypothesis import given, strategies as st
 
-from jaxckpt.ir import Graph, Save
+from jaxckpt.ir import Graph, Phase, Recompute, Save
 from jaxckpt.solve import Problem, solve
 from jaxckpt.solve.optimal.local_search import LocalSearch
-from tests.graphs import RATES, chain, graphs
+from tests.graphs import RATES, Builder, chain, graphs
 
 
 @given(graphs(), st.sampled_from(["none", "full"]), st.sampled_from([None, 0.5, 0.8, 1.0]))
@@ -28,6 +28,30 @@ def test_a_value_that_there_is_room_for_is_kept():
     full = solve(problem, "full")
     polished = LocalSearch(problem).improve(full, solve(problem, "none").predicted.temp_bytes)
     assert polished.predicted.recomputed_ops < full.predicted.recomputed_ops
+
+
+def with_shared_product(layers: int) -> Graph:
+    """Layers that all read one product of the arguments, and their gradients, of which none reads that product."""
+    build = Builder()
+    x, w = build.input(4000), build.input(4000)
+    shared = build.op("dot_general", x, w, size_bytes=4000)
+    products, hidden = [], x
+    for _ in range(layers):
+        products.append(build.op("dot_general", hidden, shared, size_bytes=4000))
+        hidden = build.op("dot_general", products[-1], w, size_bytes=4000)
+    cotangent = build.op("dot_general", hidden, size_bytes=4000, phase=Phase.BACKWARD)
+    for made in reversed(products):
+        cotangent = build.op("dot_general", made, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    return build.graph(cotangent)
+
+
+def test_a_boundary_that_no_gradient_reads_can_be_recomputed():
+    problem = Problem(graph=with_shared_product(8), rates=RATES)
+    full = solve(problem, "full")
+    shared = problem.graph.ops[0].writes[0]
+    polished = LocalSearch(problem).improve(full, None)
+    assert isinstance(full.decisions[shared], Save)
+    assert isinstance(polished.decisions[shared], Recompute)
 
 
 def test_the_last_stage_has_no_clones_that_free_nothing():

@@ -1,8 +1,11 @@
-"""What the zeros of a scatter wait for, each case on the smallest graph that has it."""
+"""What the zeros of a scatter or of a loop wait for, each case on the smallest graph that has it."""
+
+from dataclasses import replace
 
 from jaxckpt.ir import GraphPlan, Phase, Recompute, Save
+from jaxckpt.ir.regions import Loop
 from jaxckpt.schedule import Barrier, Run, schedule
-from jaxckpt.schedule.scatter_inits import initialiser_dependencies, scatters_fused_with_add
+from jaxckpt.schedule.initialisers import initialiser_dependencies, scatters_fused_with_add
 from tests.graphs import Builder
 
 
@@ -140,3 +143,30 @@ def test_zeros_wait_only_under_a_plan_that_recomputes():
 
     assert awaited(decisions={hidden: Recompute()}) == [product]
     assert awaited() == [None]
+
+
+def beginning(*zeros_bytes, body_reads=True):
+    """A loop over a carry that begins as zeros, and other zeros of some sizes."""
+    build = Builder()
+    x, small = build.input(4000), build.input(40)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    carry = build.op("loop_carry", zeros, size_bytes=4000, loop=0)
+    moved = build.op("add", carry, *((x, small) if body_reads else ()), size_bytes=4000, loop=0)
+    ended = build.op("loop_end", moved, size_bytes=4000, loop=0)
+    others = [build.op("broadcast_in_dim", size_bytes=each, phase=Phase.BACKWARD) for each in zeros_bytes]
+    chosen = [build.op("select_n", ended, other, size_bytes=4000, phase=Phase.BACKWARD) for other in others]
+    outputs = chosen or [ended]
+    graph = replace(build.graph(*outputs), loops=(Loop(id=0, length=4, reverse=False),))
+    return graph, zeros, small
+
+
+def test_zeros_that_a_loop_begins_with_wait_for_what_its_body_reads():
+    """Else they are one buffer with equal zeros that are read later."""
+    graph, zeros, small = beginning(4000)
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: small}
+
+
+def test_zeros_that_equal_no_others_begin_a_loop_at_once():
+    assert initialiser_dependencies(beginning()[0]) == {}
+    assert initialiser_dependencies(beginning(8000)[0]) == {}
+    assert initialiser_dependencies(beginning(4000, body_reads=False)[0]) == {}

@@ -1,15 +1,19 @@
-"""Scatter initialisers: the zeros that a step scatters into, and the value that they can wait for.
+"""Initialisers: the zeros that a step scatters into or begins a loop with, and the value that they can wait for.
 
 The gradient of a gather is scattered into zeros, and so are the messages of a graph's edges. Zeros depend on nothing: a
-compiler may write them when the step begins, one buffer for all of a shape, which is then live throughout.
+compiler may write them when the step begins, one buffer for all of a shape, which is then live throughout. A loop whose
+initial carry are zeros has them in memory, so that they are such a buffer for zeros of that shape anywhere: XLA fuses a
+broadcast into its readers only if it can into all of them.
 
 Read after `jaxckpt.ir`.
 """
 
-from collections.abc import Set
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Set
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.kind import POOLING_GRADIENT
+from jaxckpt.ir.regions import CARRY
 from jaxckpt.schedule.argument_derived import is_broadcast_over
 
 _MATERIALISED = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE})
@@ -22,8 +26,10 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     That is the last materialised value which the scattered one is computed from. Where the former is dead by then, the
     zeros wait for the scattered value itself, if that is no larger than they are. Zeros whose scatter is added to
     something are left out: compilers scatter into the addend. So are those in the bodies of loops.
+
+    Zeros that a loop begins with wait for the smallest value that the loop needs and that exists by then.
     """
-    found, fused = {}, scatters_fused_with_add(graph)
+    found, fused = dict(_initial_carries(graph)), scatters_fused_with_add(graph)
     for op in graph.scatters:
         if op.phase is Phase.UPDATE or op.loop is not None or op.id in fused:
             continue
@@ -36,6 +42,32 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     return found
 
 
+def _initial_carries(graph: Graph) -> Iterator[tuple[int, int]]:
+    """The initial carries that equal a broadcast elsewhere, each with the value that it can wait for."""
+    begun: list[tuple[int, Op]] = []
+    for carry in (op for op in graph.ops if op.primitive == CARRY and op.reads):
+        made = graph.producer[carry.reads[0]]
+        if made is not None and carry.loop is not None and _is_own(graph, graph.ops[made], carry):
+            begun.append((carry.loop, graph.ops[made]))
+    if not begun:
+        return
+    equal = Counter(_broadcast(graph, op) for op in graph.ops if op.primitive == "broadcast_in_dim" and not op.reads)
+    read: defaultdict[int, set[int]] = defaultdict(set)
+    """For each loop the values from outside that its body reads."""
+    for reader in graph.ops:
+        for loop in graph.path(reader.loop):
+            read[loop].update(v for v in reader.reads if loop not in graph.path(graph.loop_of[v]))
+    for loop, zeros in begun:
+        existing = [v for v in read[loop] if (maker := graph.producer[v]) is None or maker < zeros.id]
+        if existing and zeros.loop is None and equal[_broadcast(graph, zeros)] > 1:
+            yield zeros.id, min(existing, key=lambda v: (graph.values[v].size_bytes, v))
+
+
+def _broadcast(graph: Graph, op: Op) -> tuple[object, ...]:
+    """The same for broadcast literals that are equal to a compiler."""
+    return op.detail, graph.value_signatures[op.writes[0]]
+
+
 def _scattered(graph: Graph, scatter: Op, source: int) -> int:
     """The scattered value, if it precedes the zeros and is no larger; a barrier then materialises it."""
     zeros, scattered = scatter.reads[0], scatter.reads[-1]
@@ -44,9 +76,9 @@ def _scattered(graph: Graph, scatter: Op, source: int) -> int:
     return scattered if precedes and is_small else source
 
 
-def _is_own(graph: Graph, zeros: Op, scatter: Op) -> bool:
-    """True if zeros are a broadcast literal that this scatter alone reads."""
-    return zeros.primitive == "broadcast_in_dim" and not zeros.reads and graph.readers[zeros.writes[0]] == (scatter.id,)
+def _is_own(graph: Graph, zeros: Op, reader: Op) -> bool:
+    """True if zeros are a broadcast literal that one op alone reads."""
+    return zeros.primitive == "broadcast_in_dim" and not zeros.reads and graph.readers[zeros.writes[0]] == (reader.id,)
 
 
 def _materialised_source(graph: Graph, value: int, phase: Phase) -> int | None:
