@@ -7,8 +7,8 @@ counted equation by equation. These rules mark the values that are materialised,
 1. A contraction, a reduction, a scatter or an opaque op writes memory. The operands of contractions and opaque ops and
    the base of a scatter are in memory, too, or are same-size views of something in memory; so is what a compiler puts
    into a long polynomial (erf, erfc). A gather fuses: it computes the elements that it picks, and writes them in the
-   order of a transposition that alone reads them. A matrix product applies by itself what was done to each element of
-   one array and of broadcast arguments (relu, a scale, a bias).
+   order of a transposition that alone reads them. The reader of random bits draws them, by Threefry. A matrix product
+   applies by itself what was done to each element of one array and of broadcast arguments (relu, a scale, a bias).
 2. Results of the step are in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
    reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream

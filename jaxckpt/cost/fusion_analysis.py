@@ -48,7 +48,8 @@ class FusionAnalysis:
     Attributes:
       size_bytes: Of each instance.
       materialised: Instances that some step so far wrote to memory, and those that must be.
-      sources: For every instance written so far what is read of memory to have it.
+      sources: For every instance written so far what is read of memory to have it, and the instances of `drawn`.
+      drawn: Random bits so far that their reader draws: in no memory, but worth as much to rule 3.
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
       picks: For every table of gathers that pick each element several times how many times they do.
       siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
@@ -66,6 +67,7 @@ class FusionAnalysis:
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
+        self.drawn: set[int] = set()
         self.picks: dict[int, int] = {}
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
@@ -81,7 +83,7 @@ class FusionAnalysis:
         self.siblings = self._siblings_of_clones(steps)
 
     def run(self, step: Run) -> SourceBytes:
-        """Decides where the results of one step are; returns what its kernel reads."""
+        """Decides where the results of one step are; returns what its kernel reads, or draws."""
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         op, materialised, sources, read = step.op, self.materialised, self.sources, step.reads
         reads = self._merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
@@ -92,6 +94,9 @@ class FusionAnalysis:
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
                 if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, reads):
                     sources[instance] = reads
+                    if op in self.rules.draws:
+                        sources[instance] = {instance: self.size_bytes[instance]}
+                        self.drawn.add(instance)
                     if instance in self._folded or (self.holding and self.holds_rows(step)):
                         self.holding.add(instance)
                     continue

@@ -43,6 +43,7 @@ product along the axis that it sums over, and add the parts up in another kernel
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
+_THREEFRY = "key<fry>"
 _LONGEST_ROW = 2**16
 """Elements of a row that one group of threads can hold. 2**13, 2**16 and 2**19 predict the same (`python -m
 benchmarks.constants`)."""
@@ -122,6 +123,7 @@ class FusionRules:
       same_size_views: Rule 1: views of one array of the same size, which are in memory where that is.
       products: Rules 1 and 8: what the kernels of matrix products compute besides.
       after_forward: Rule 5: ops of the backward pass and of the update.
+      draws: Rule 1: draws of random bits, by Threefry, whose only reader is elementwise.
       gathers: Rule 1: ops that read each element as often as they pick it.
       partial_reads: Rule 1: slices, which read only as much as they write.
       expensive: Rule 3: forward ops of many instructions an element.
@@ -137,6 +139,7 @@ class FusionRules:
     same_size_views: Ops
     products: ProductRules
     after_forward: Ops
+    draws: Ops
     gathers: Ops
     partial_reads: Ops
     expensive: Ops
@@ -161,13 +164,15 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
     library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0}
+    draws = ops(lambda op: _is_draw(graph, op))
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
         graph=graph,
         rows=_row_rules(graph, layouts),
         needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
-        writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
+        writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters - draws
+        | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - written_views,
         products=ProductRules(
             dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library.keys(),
@@ -183,12 +188,21 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             given=ops(lambda op: op.kind is Kind.BARRIER or op.primitive == CARRY),
         ),
         after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
+        draws=draws,
         gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
     )
+
+
+def _is_draw(graph: Graph, op: Op) -> bool:
+    """True for random bits that elementwise ops of the compiler make, and one elementwise op of the step reads."""
+    if op.primitive != "random_bits" or not graph.values[op.reads[0]].dtype.startswith(_THREEFRY):
+        return False
+    readers = [graph.ops[reader] for reader in graph.readers[op.writes[0]]]
+    return [(reader.kind, reader.loop) for reader in readers] == [(Kind.ELEMENTWISE, op.loop)]
 
 
 def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:

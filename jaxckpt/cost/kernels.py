@@ -14,6 +14,7 @@ Loops over the same array share a kernel (sibling fusion, also called multi-outp
 4. It does not join a kernel more than `_ONE_PASS` steps back. An update joins at any distance, and over any of its
    operands, which are all of one size: optimisers go over all parameters one after the other.
 5. Loops of two bodies never join.
+6. A loop that reads nothing (a dropout mask, drawn from a key) and the first loop that reads its result are one kernel.
 
 Read after `fusion` and `rates`; `replay` asks.
 """
@@ -70,15 +71,19 @@ class SharedPasses:
         """Buffers that reductions write."""
         self._kernel_s: dict[int, tuple[float, float]] = {}
         """Seconds of traffic and of arithmetic of each kernel."""
+        self._from_nothing: dict[int, int] = {}
+        """For each buffer that a loop without operands writes the kernel of this loop, until another loop joins it."""
 
     def enter_loop(self) -> None:
         """The steps that follow stand in another loop's body."""
         self._last_pass.clear()
+        self._from_nothing.clear()
 
     def pass_barrier(self, at: int, sources: SourceBytes) -> None:
         """Buffers pass a barrier: what is behind it joins no kernel before it over them."""
         for source in sources:
             self._last_pass.pop(source, None)
+            self._from_nothing.pop(source, None)
             self._ready[source] = at
 
     def write(self, at: int, kernel: int, op: Op, written: Iterable[int]) -> None:
@@ -111,6 +116,8 @@ class SharedPasses:
         kernel = next((self._ready[sibling] for sibling in siblings if sibling in self._ready), None)
         if kernel is None:
             kernel = self._kernel_of(at, op, reads)
+        if not reads:
+            self._from_nothing.update(dict.fromkeys(written, kernel))
         before_s = self._kernel_s.get(kernel)
         launch_s = 0.0
         if before_s is None:
@@ -126,6 +133,9 @@ class SharedPasses:
         self._last_pass.update(dict.fromkeys(buffers, kernel))
 
     def _kernel_of(self, at: int, op: Op, reads: SourceBytes) -> int:
+        joined = [self._from_nothing.pop(source) for source in reads if source in self._from_nothing]
+        if joined:
+            return joined[-1]
         kernel = self._last_shared(op, reads)
         if kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE):
             return at
@@ -296,6 +306,8 @@ class ScheduleKernels:
     def _run(self, at: int, step: Run) -> StepKernel | None:
         fusion, chain_s, before_s = self.fusion, self.chain_s, 0.0
         reads, materialised = fusion.run(step), fusion.materialised
+        if fusion.drawn:
+            reads = {source: read_bytes for source, read_bytes in reads.items() if source not in fusion.drawn}
         for instance in step.reads:  # far quicker than `max` over a generator
             if chain_s[instance] > before_s:
                 before_s = chain_s[instance]

@@ -30,9 +30,11 @@ _WIDER = {
 _OPERATIONS = {
     "exp": 8, "exp2": 6, "expm1": 12, "log": 10, "log1p": 12, "tanh": 16, "logistic": 14, "erf": 20, "erf_inv": 30,
     "erfc": 20, "sin": 20, "cos": 20, "pow": 20, "div": 6, "rem": 8, "sqrt": 6, "rsqrt": 4, "cbrt": 12,
+    "random_bits": 118,
 }  # fmt: skip
 """Instructions an element, where one does not do: the usual length of the polynomial. On an H200 memory hides them: the
-mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`)."""
+mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`). Random bits are 20
+rounds of Threefry, as XLA counts their instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
 
 
 def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
-    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION):
+    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION) and op.primitive not in _OPERATIONS:
         return 0.0
     elements = max(map(graph.elements, (*op.reads, *op.writes)), default=0)
     return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from jaxckpt.cost import fuse
+from jaxckpt.cost import arithmetic_costs, fuse, replay
 from jaxckpt.cost.fusion_analysis import FusionAnalysis
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
-from tests.graphs import Builder, graphs
+from tests.graphs import RATES, Builder, graphs
 
 
 def test_operands_of_a_product_are_in_memory_views_of_them_not():
@@ -287,3 +287,40 @@ def test_every_value_is_read_from_memory(graph):
 @given(graphs())
 def test_results_and_arguments_are_in_memory(graph):
     assert {*graph.inputs, *graph.outputs} <= fuse(graph).materialised
+
+
+def dropping(*, dtype="key<fry>", is_read_twice=False):
+    """A mask, a quarter of its random bits, which the forward and the backward read."""
+    build = Builder()
+    key, x = build.input(8), build.input(16000)
+    build.values[key] = replace(build.values[key], dtype=dtype)
+    bits = build.op("random_bits", key, size_bytes=16000)
+    mask = build.op("lt", bits, size_bytes=4000)
+    dropped = build.op("select_n", mask, x, size_bytes=16000)
+    outputs = [build.op("dot_general", dropped, size_bytes=4)]
+    if is_read_twice:
+        outputs.append(build.op("neg", bits, size_bytes=4))
+    outputs.append(build.op("select_n", mask, x, size_bytes=16000, phase=Phase.BACKWARD))
+    return build.graph(*outputs), bits, mask
+
+
+def test_random_bits_are_in_no_memory_and_their_mask_is():
+    graph, bits, mask = dropping()
+    fusion = fuse(graph)
+    assert (bits in fusion.materialised, mask in fusion.materialised) == (False, True)
+
+
+def test_random_bits_that_their_reader_cannot_draw_are_in_memory():
+    for other in ({"dtype": "key<rbg>"}, {"is_read_twice": True}):
+        graph, bits, _ = dropping(**other)
+        assert bits in fuse(graph).materialised, other
+
+
+def test_kernels_read_no_random_bits():
+    graph, bits, mask = dropping()
+    replayed = replay(
+        graph, schedule(graph, GraphPlan(fingerprint=graph.fingerprint)), fusion=fuse(graph),
+        arithmetic=arithmetic_costs(graph, RATES), rates=RATES,
+    )  # fmt: skip
+    assert mask in replayed.births
+    assert bits not in replayed.births

@@ -208,3 +208,18 @@ def test_no_loop_joins_the_reduction_whose_result_it_reads():
     shared.touch(shared.join(0, reduce, {PRODUCT: MB}, reduce.writes, MB, 0.0)[0], {PRODUCT})
     shared.write(0, 0, reduce, reduce.writes)
     assert shared.join(1, negate, {PRODUCT: MB, TOTAL: 4}, negate.writes, MB, 0.0)[0] == 1
+
+
+def test_the_first_reader_of_a_mask_that_reads_nothing_draws_it():
+    """Its other readers, and those behind a barrier, read the mask."""
+
+    def kernels(barrier):
+        shared, op = SharedPasses(RATES, frozenset(), {}), step().ops[1]
+        assert shared.join(0, op, {}, (7,), MB, 0.0) == (0, LAUNCH_S + MB_S)
+        shared.touch(0, {7})
+        if barrier:
+            shared.pass_barrier(1, {7: MB})
+        return [shared.join(at, op, {7: MB, at: 2 * MB}, (), 3 * MB, 0.0)[0] for at in (2, 3)]
+
+    assert kernels(barrier=False) == [0, 3]
+    assert kernels(barrier=True) == [2, 3]
