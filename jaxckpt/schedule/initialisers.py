@@ -53,10 +53,10 @@ def _initial_carries(graph: Graph) -> Iterator[tuple[int, int]]:
         return
     equal = Counter(_broadcast(graph, op) for op in graph.ops if op.primitive == "broadcast_in_dim" and not op.reads)
     read: defaultdict[int, set[int]] = defaultdict(set)
-    """For each loop the values from outside that its body reads."""
+    """For each loop the values from outside of all loops that its body reads."""
     for reader in graph.ops:
         for loop in graph.path(reader.loop):
-            read[loop].update(v for v in reader.reads if loop not in graph.path(graph.loop_of[v]))
+            read[loop].update(v for v in reader.reads if graph.loop_of[v] is None)
     for loop, zeros in begun:
         existing = [v for v in read[loop] if (maker := graph.producer[v]) is None or maker < zeros.id]
         if existing and zeros.loop is None and equal[_broadcast(graph, zeros)] > 1:

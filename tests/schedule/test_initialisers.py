@@ -146,17 +146,18 @@ def test_zeros_wait_only_under_a_plan_that_recomputes():
 
 
 def beginning(*zeros_bytes, body_reads=True):
-    """A loop over a carry that begins as zeros, and other zeros of some sizes."""
+    """A loop over a carry that begins as zeros, and reads a stack of another loop; and other zeros of some sizes."""
     build = Builder()
     x, small = build.input(4000), build.input(40)
+    stacked = build.op("neg", x, size_bytes=4, loop=1)
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     carry = build.op("loop_carry", zeros, size_bytes=4000, loop=0)
-    moved = build.op("add", carry, *((x, small) if body_reads else ()), size_bytes=4000, loop=0)
+    moved = build.op("add", carry, stacked, *((x, small) if body_reads else ()), size_bytes=4000, loop=0)
     ended = build.op("loop_end", moved, size_bytes=4000, loop=0)
     others = [build.op("broadcast_in_dim", size_bytes=each, phase=Phase.BACKWARD) for each in zeros_bytes]
     chosen = [build.op("select_n", ended, other, size_bytes=4000, phase=Phase.BACKWARD) for other in others]
     outputs = chosen or [ended]
-    graph = replace(build.graph(*outputs), loops=(Loop(id=0, length=4, reverse=False),))
+    graph = replace(build.graph(*outputs), loops=tuple(Loop(id=i, length=4, reverse=False) for i in (0, 1)))
     return graph, zeros, small
 
 
