@@ -11,6 +11,7 @@ from math import prod
 from jaxckpt.cost.padding import sums_padded_parts
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.ir.kind import THREEFRY
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
@@ -43,7 +44,6 @@ product along the axis that it sums over, and add the parts up in another kernel
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
-_THREEFRY = "key<fry>"
 _LONGEST_ROW = 2**16
 """Elements of a row that one group of threads can hold. 2**13, 2**16 and 2**19 predict the same (`python -m
 benchmarks.constants`)."""
@@ -199,7 +199,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
 
 def _is_draw(graph: Graph, op: Op) -> bool:
     """True for random bits that elementwise ops of the compiler make, and one elementwise op of the step reads."""
-    if op.primitive != "random_bits" or not graph.values[op.reads[0]].dtype.startswith(_THREEFRY):
+    if op.primitive != "random_bits" or graph.values[op.reads[0]].dtype != THREEFRY:
         return False
     readers = [graph.ops[reader] for reader in graph.readers[op.writes[0]]]
     return [(reader.kind, reader.loop) for reader in readers] == [(Kind.ELEMENTWISE, op.loop)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from jaxckpt.cost.padding import padded_at_once, padding_bytes, parts_bytes
 from jaxckpt.ir import Graph, Kind, Op
+from jaxckpt.ir.kind import THREEFRY
 
 _WIDER = {
     "float16": "bfloat16",
@@ -34,7 +35,7 @@ _OPERATIONS = {
 }  # fmt: skip
 """Instructions an element, where one does not do: the usual length of the polynomial. On an H200 memory hides them: the
 mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`). Random bits are 20
-rounds of Threefry, as XLA counts their instructions."""
+rounds of Threefry, as XLA counts their instructions; no other generator was looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,8 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
 
 
 def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
-    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION) and op.primitive not in _OPERATIONS:
+    is_draw = op.primitive == "random_bits" and graph.values[op.reads[0]].dtype == THREEFRY
+    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION) and not is_draw:
         return 0.0
     elements = max(map(graph.elements, (*op.reads, *op.writes)), default=0)
     return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s

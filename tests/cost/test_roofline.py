@@ -1,5 +1,7 @@
 """What an op needs of the units: here what products take for lengths that their kernels cannot do."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxckpt.cost import arithmetic_costs
@@ -29,3 +31,17 @@ def padding_bytes(left, right, result, *, contracted):
 )
 def test_products_copy_operands_of_odd_lengths_unless_batched(left, right, result, contracted, expected_bytes):
     assert padding_bytes(left, right, result, contracted=contracted) == expected_bytes
+
+
+def drawing_s(dtype):
+    build = Builder()
+    key = build.input(8)
+    build.values[key] = replace(build.values[key], dtype=dtype)
+    bits = build.op("random_bits", key, size_bytes=4000)
+    return arithmetic_costs(build.graph(build.op("lt", bits, size_bytes=4000)), RATES).vector_s
+
+
+def test_random_bits_by_threefry_take_many_instructions():
+    drawn_s, compared_s = drawing_s("key<fry>")
+    assert drawn_s > 100 * compared_s > 0
+    assert drawing_s("key<rbg>") == (0.0, compared_s)
