@@ -65,9 +65,9 @@ class BufferLiveness:
       size_bytes: Of each instance.
       births: For each buffer the step that writes it.
       deaths: For each buffer the last step that reads it.
-      in_place: Buffers that may be written over one that dies there, an indirect one only where the entry is True: for
-        what a loop or a cond passes on. A loop's initial carry, what each iteration makes of the carry and the loop's
-        result are one buffer to XLA, whatever defines the initial carry.
+      in_place: Buffers whose kernel may write over one that dies there. The entry is True for what a loop or a cond
+        passes on, which may be written over an indirect buffer, too: a loop's initial carry, what each iteration makes
+        of the carry and the loop's result are one buffer to XLA.
       indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
         which loops, cuDNN's convolutions, cuBLAS and kernels of several results return.
       workspace_bytes: For each step whose kernel needs some.

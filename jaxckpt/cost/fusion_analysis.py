@@ -48,8 +48,8 @@ class FusionAnalysis:
     Attributes:
       size_bytes: Of each instance.
       materialised: Instances that some step so far wrote to memory, and those that must be.
-      sources: For every instance written so far what is read of memory to have it, and the instances of `drawn`.
-      drawn: Random bits so far that their reader draws: in no memory, but worth as much to rule 3.
+      sources: For every instance written so far what is read of memory to have it. Random bits that their reader draws
+        are sources too, though not in memory: drawing them again is worth as much to rule 3 as reading them.
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
       picks: For every table of gathers that pick each element several times how many times they do.
       siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
@@ -67,7 +67,6 @@ class FusionAnalysis:
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
-        self.drawn: set[int] = set()
         self.picks: dict[int, int] = {}
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
@@ -93,10 +92,7 @@ class FusionAnalysis:
             if instance not in materialised:
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
                 if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, reads):
-                    sources[instance] = reads
-                    if op in self.rules.draws:
-                        sources[instance] = {instance: self.size_bytes[instance]}
-                        self.drawn.add(instance)
+                    sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else reads
                     if instance in self._folded or (self.holding and self.holds_rows(step)):
                         self.holding.add(instance)
                     continue

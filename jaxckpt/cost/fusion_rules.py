@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxckpt.cost.padding import sums_padded_parts
-from jaxckpt.cost.rates import Rates
+from jaxckpt.cost.rates import Rates, is_threefry_draw
 from jaxckpt.ir import Graph, Kind, Op, Phase
-from jaxckpt.ir.kind import THREEFRY
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
@@ -198,8 +197,8 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
 
 
 def _is_draw(graph: Graph, op: Op) -> bool:
-    """True for random bits that elementwise ops of the compiler make, and one elementwise op of the step reads."""
-    if op.primitive != "random_bits" or graph.values[op.reads[0]].dtype != THREEFRY:
+    """True for random bits by Threefry that one elementwise op of the same body reads, and nothing else."""
+    if not is_threefry_draw(graph, op):
         return False
     readers = [graph.ops[reader] for reader in graph.readers[op.writes[0]]]
     return [(reader.kind, reader.loop) for reader in readers] == [(Kind.ELEMENTWISE, op.loop)]

@@ -306,8 +306,8 @@ class ScheduleKernels:
     def _run(self, at: int, step: Run) -> StepKernel | None:
         fusion, chain_s, before_s = self.fusion, self.chain_s, 0.0
         reads, materialised = fusion.run(step), fusion.materialised
-        if fusion.drawn:
-            reads = {source: read_bytes for source, read_bytes in reads.items() if source not in fusion.drawn}
+        if fusion.rules.draws:
+            reads = {source: read_bytes for source, read_bytes in reads.items() if source in materialised}
         for instance in step.reads:  # far quicker than `max` over a generator
             if chain_s[instance] > before_s:
                 before_s = chain_s[instance]

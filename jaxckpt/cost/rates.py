@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from jaxckpt.cost.padding import padded_at_once, padding_bytes, parts_bytes
 from jaxckpt.ir import Graph, Kind, Op
-from jaxckpt.ir.kind import THREEFRY
 
 _WIDER = {
     "float16": "bfloat16",
@@ -35,7 +34,8 @@ _OPERATIONS = {
 }  # fmt: skip
 """Instructions an element, where one does not do: the usual length of the polynomial. On an H200 memory hides them: the
 mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`). Random bits are 20
-rounds of Threefry, as XLA counts their instructions; no other generator was looked at."""
+rounds of Threefry, as XLA counts their instructions."""
+_THREEFRY = "key<fry>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +158,13 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
     )
 
 
+def is_threefry_draw(graph: Graph, op: Op) -> bool:
+    """True for random bits that elementwise ops of the compiler make; of other generators no program was looked at."""
+    return op.primitive == "random_bits" and graph.values[op.reads[0]].dtype == _THREEFRY
+
+
 def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
-    is_draw = op.primitive == "random_bits" and graph.values[op.reads[0]].dtype == THREEFRY
-    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION) and not is_draw:
+    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION) and not is_threefry_draw(graph, op):
         return 0.0
     elements = max(map(graph.elements, (*op.reads, *op.writes)), default=0)
     return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s

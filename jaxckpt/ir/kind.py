@@ -43,8 +43,6 @@ class Trait(enum.StrEnum):
 POOLING_GRADIENT = "select_and_scatter_add"
 """The gradient of a maximum over windows. XLA for GPUs makes several kernels of it: one finds the places of the maxima,
 one writes zeros, one scatters into them."""
-THREEFRY = "key<fry>"
-"""The type of keys whose random bits elementwise ops make, which XLA fuses into what reads the bits."""
 _MEMBERS = {
     Kind.VIEW: """broadcast_in_dim reshape squeeze expand_dims slice rev transpose iota copy copy_p
         stop_gradient name pvary pbroadcast reduce_precision split unstack real imag loop_slice

@@ -1,9 +1,9 @@
 """Initialisers: the zeros that a step scatters into or begins a loop with, and the value that they can wait for.
 
 The gradient of a gather is scattered into zeros, and so are the messages of a graph's edges. Zeros depend on nothing: a
-compiler may write them when the step begins, one buffer for all of a shape, which is then live throughout. A loop whose
-initial carry are zeros has them in memory, so that they are such a buffer for zeros of that shape anywhere: XLA fuses a
-broadcast into its readers only if it can into all of them.
+compiler may write them when the step begins, one buffer for all of a shape, which is then live throughout. Zeros of an
+initial carry have to be in memory. XLA fuses equal zeros into all of their readers or into none, so that all others
+read this buffer, and keep it live.
 
 Read after `jaxckpt.ir`.
 """
@@ -44,22 +44,23 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
 
 def _initial_carries(graph: Graph) -> Iterator[tuple[int, int]]:
     """The initial carries that equal a broadcast elsewhere, each with the value that it can wait for."""
-    begun: list[tuple[int, Op]] = []
-    for carry in (op for op in graph.ops if op.primitive == CARRY and op.reads):
-        made = graph.producer[carry.reads[0]]
-        if made is not None and carry.loop is not None and _is_own(graph, graph.ops[made], carry):
-            begun.append((carry.loop, graph.ops[made]))
-    if not begun:
-        return
     equal = Counter(_broadcast(graph, op) for op in graph.ops if op.primitive == "broadcast_in_dim" and not op.reads)
+    begun: list[tuple[int, Op]] = []
+    """The loops whose initial carries are such zeros, each with the op that makes them."""
+    for carry in (op for op in graph.ops if op.primitive == CARRY and op.reads):
+        loop, made = carry.loop, graph.producer[carry.reads[0]]
+        if loop is None or made is None or not _is_own(graph, graph.ops[made], carry):
+            continue
+        if graph.ops[made].loop is None and equal[_broadcast(graph, graph.ops[made])] > 1:
+            begun.append((loop, graph.ops[made]))
     read: defaultdict[int, set[int]] = defaultdict(set)
     """For each loop the values from outside of all loops that its body reads."""
-    for reader in graph.ops:
-        for loop in graph.path(reader.loop):
-            read[loop].update(v for v in reader.reads if graph.loop_of[v] is None)
+    for reader in graph.ops if begun else ():
+        for around in graph.path(reader.loop):
+            read[around].update(v for v in reader.reads if graph.loop_of[v] is None)
     for loop, zeros in begun:
         existing = [v for v in read[loop] if (maker := graph.producer[v]) is None or maker < zeros.id]
-        if existing and zeros.loop is None and equal[_broadcast(graph, zeros)] > 1:
+        if existing:
             yield zeros.id, min(existing, key=lambda v: (graph.values[v].size_bytes, v))
 
 

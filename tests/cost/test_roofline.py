@@ -1,4 +1,4 @@
-"""What an op needs of the units: here what products take for lengths that their kernels cannot do."""
+"""What an op needs of the units: products of lengths that their kernels cannot do, and random bits."""
 
 from dataclasses import replace
 

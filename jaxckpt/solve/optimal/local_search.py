@@ -73,7 +73,8 @@ class LocalSearch:
                     state, plan, rank, unimproved = changed, other, other_rank, 0
                     break
             at += 1
-            if at >= len(decisions) > unimproved or at == len(changes):
+            repeats_decisions = unimproved < len(decisions)
+            if at == len(changes) or (at >= len(decisions) and repeats_decisions):
                 at = 0
         return self._without_needless_clones(state, plan)
 
