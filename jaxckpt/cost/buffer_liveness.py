@@ -69,7 +69,8 @@ class BufferLiveness:
         passes on, which may be written over an indirect buffer, too: a loop's initial carry, what each iteration makes
         of the carry and the loop's result are one buffer to XLA.
       indirect: Buffers that no kernel writes over, since none has an operand that defines them: elements of tuples,
-        which loops, cuDNN's convolutions, cuBLAS and kernels of several results return.
+        which loops, cuDNN's convolutions, cuBLAS and kernels of several results return. Behind a barrier also products
+        that are computed with fewer axes: what reads them there has all axes.
       workspace_bytes: For each step whose kernel needs some.
       loops: Spans that no instance has: stacks, slots, copies of slices.
       clock: Times of the steps.
@@ -106,7 +107,7 @@ class BufferLiveness:
                 if (kernel := kernels.by_step[at]) is not None:
                     self._kernel(at, step, kernel)
             elif isinstance(step, Barrier):
-                self._barrier(at, step)
+                self._barrier(kernels.passes.postponed.get(at, at), step)
             elif step.loop is None or not step.decision.on_host:
                 self._move(at, step)
             elif step.restores:
@@ -135,19 +136,22 @@ class BufferLiveness:
 
     def _kernel(self, at: int, step: Run, kernel: StepKernel) -> None:
         """The buffers that a kernel reads live until now, those that it writes from now on."""
-        op = self.graph.ops[step.op]
+        op, kernels = self.graph.ops[step.op], self.kernels
+        needed_bytes = op.workspace_bytes + kernels.padded.size_bytes.get(at, 0)
+        needed_bytes += kernels.library.handed_bytes.get(at, 0)
+        together = kernels.passes.together.get(at, ())
+        at = kernels.passes.postponed.get(at, at)
         if self.graph.loops:
-            for position in self.kernels.rules.needed_operands[op.id]:
+            for position in kernels.rules.needed_operands[op.id]:
                 self._copy_slices(at, step.reads[position])
-        needed_bytes = op.workspace_bytes + self.kernels.padded.size_bytes.get(at, 0)
-        if needed_bytes := needed_bytes + self.kernels.library.handed_bytes.get(at, 0):
+        if needed_bytes:
             self.workspace_bytes[at] = needed_bytes
         self.clock.work(kernel.seconds)
         self._read(at, kernel.reads)
         if self.postponed is not None:
             self.postponed.run(kernel)
         if not self.graph.is_branched(step.loop):  # compiled branches take less; why is not known
-            for instance in self.kernels.passes.together.get(at, ()):
+            for instance in together:
                 self.deaths[instance] = max(self.deaths[instance], at)
         for instance in kernel.writes:
             self._write(at, step, op, instance)
@@ -180,7 +184,7 @@ class BufferLiveness:
                     until = self.loops.death(at, source, size_bytes[source])
                     deaths[source] = max(deaths[source], until)
                 else:
-                    deaths[source] = at
+                    deaths[source] = max(deaths[source], at)
             if source in copied:
                 self.clock.wait(source)
 
@@ -207,6 +211,7 @@ class BufferLiveness:
             if self.graph.loops:
                 self._copy_slices(at, read)
             self._read(at, sources)
+            self.indirect.update(filter(self._has_merged_axes, sources))
             if self.postponed is not None:
                 for source in sources:
                     self._read(at, self.postponed.pass_barrier(source))
@@ -215,6 +220,13 @@ class BufferLiveness:
                 stored = self.storing.pop(read, None)
                 if stored is not None and not is_store:
                     self.storing[write] = stored
+
+    def _has_merged_axes(self, buffer: int) -> bool:
+        """True for the result of a product that is computed with fewer axes."""
+        op = self.graph.producer[self.kernels.schedule.origin[buffer]]
+        if op not in self.kernels.rules.products.merged_axes:
+            return False
+        return self.graph.ops[op].kind is Kind.CONTRACTION or buffer in self.kernels.fusion.epilogue_ends
 
     def _move(self, at: int, step: Move) -> None:
         """A copy to the host, a shard that is cut or gathered, or where a load may start (`_load`)."""

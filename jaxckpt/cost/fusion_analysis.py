@@ -52,7 +52,7 @@ class FusionAnalysis:
         are sources too, though not in memory: drawing them again is worth as much to rule 3 as reading them.
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
       picks: For every table of gathers that pick each element several times how many times they do.
-      siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
+      siblings: Expensive instances whose readers are one kernel, each with what that kernel writes.
       epilogue_ends: Instances that products write behind elementwise ops.
       library_results: Instances that a library writes itself, with a bias or a relu or without.
       inside_products: Results of these products, and of such ops before the last.
@@ -79,7 +79,7 @@ class FusionAnalysis:
         for v in (*graph.inputs, *graph.constants):
             self.sources[v] = {v: self.size_bytes[v]}
         self.readers = self._reading_kernels(steps)
-        self.siblings = self._siblings_of_clones(steps)
+        self.siblings = self._expensive_siblings(steps)
 
     def run(self, step: Run) -> SourceBytes:
         """Decides where the results of one step are; returns what its kernel reads, or draws."""
@@ -290,18 +290,18 @@ class FusionAnalysis:
                 found.update(step.reads)
         return found
 
-    def _siblings_of_clones(self, steps: Sequence[ScheduleStep]) -> Mapping[int, frozenset[int]]:
-        """Rule 3: a clone of an expensive op whose readers do not depend on each other is in one kernel with them.
+    def _expensive_siblings(self, steps: Sequence[ScheduleStep]) -> Mapping[int, frozenset[int]]:
+        """Rule 3: an expensive op whose readers do not depend on each other is in one kernel with them.
 
         The first readers of a recomputed activation are the product that gives its weights' gradient and its own
-        derivative, which need nothing of each other. Readers in the forward pass and in the backward do.
+        derivative, which need nothing of each other. So are, in the last layer, a loss and its derivative.
 
         A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
         become siblings, and XLA then stores what both read: `tanh` of a gelu in float32 is in memory.
         """
         expensive, graph = self.rules.expensive, self.rules.graph
-        clones = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op in expensive)
-        several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
+        run = (step for step in steps if isinstance(step, Run) and step.op in expensive)
+        several = {i: self.readers[i] for step in run for i in step.writes if 1 < len(self.readers[i]) < _MANY}
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.

@@ -14,7 +14,13 @@ from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
-from jaxckpt.schedule.layout import Layouts, copied_views, exchanged_products, has_several_batch_axes
+from jaxckpt.schedule.layout import (
+    Layouts,
+    copied_views,
+    exchanged_products,
+    has_merged_axes,
+    has_several_batch_axes,
+)
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
 _WRITES_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE, Kind.BARRIER})
@@ -31,7 +37,8 @@ _EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
 _EPILOGUE = frozenset(
     {
         "add", "add_any", "sub", "mul", "div", "max", "min", "neg", "abs", "exp", "tanh", "log", "sin", "cos", "sqrt",
-        "rsqrt", "logistic", "select_n", "convert_element_type", "reshape", "squeeze", "expand_dims",
+        "rsqrt", "logistic", "select_n", "convert_element_type", "reshape", "squeeze", "expand_dims", "custom_jvp_call",
+        "eq", "ne", "lt", "le", "gt", "ge",
     }
 )  # fmt: skip
 """Ops that a matrix product applies to its result before it is written."""
@@ -61,7 +68,7 @@ class RowRules:
     """Rule 5, by op: row reductions, and which values they lead to.
 
     Attributes:
-      strided_reductions: Reductions over axes that do not lie together in memory; each is a pass of its own (rule 6).
+      nested_reductions: Reductions over complete rows that lie together: a kernel holds the rows through several.
       row_reductions: Reductions over complete rows that lie together, used by what was reduced.
       stored_exponentials: Exponentials of a softmax that a backward pass finds in memory.
       separate_reductions: Reductions of stored exponentials, which are passes of their own.
@@ -70,7 +77,7 @@ class RowRules:
       values: Values that then are only inside kernels that hold rows: saving one costs a pass over its rows.
     """
 
-    strided_reductions: Ops
+    nested_reductions: Ops
     row_reductions: Ops
     stored_exponentials: Ops
     separate_reductions: Ops
@@ -90,11 +97,14 @@ class ProductRules:
       library_epilogues: Ops that a library applies to its result by itself: a scale, an addition, relu, and
         the exchange of rows and columns.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
+      only_loaded: Those of these ops whose result nothing but products read.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
       several_batch_axes: Products whose epilogue ends before an op of `repeating`.
       repeating: Elementwise ops with an operand that is repeated over the result: a constant, a bias, a mask.
       views: Views that show their operand in the order of its elements, such as a broadcast of a bias.
+      merged_axes: Products that are computed with fewer axes than their results have, and epilogues of those: no loop
+        writes over an array of another shape.
       given: Barriers of the step's own and carries of loops, whose results are there like arguments.
     """
 
@@ -103,11 +113,13 @@ class ProductRules:
     plain: Ops
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
+    only_loaded: Ops
     with_epilogues: Ops
     epilogues: Ops
     several_batch_axes: Ops
     repeating: Ops
     views: Ops
+    merged_axes: Ops
     given: Ops
 
 
@@ -179,11 +191,13 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
+            only_loaded=ops(lambda op: loaded.get(op.id) is not None and _only_products_read(graph, op)),
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
             epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
             repeating=ops(lambda op: _repeats_operand(graph, op)),
             views=ops(_keeps_order) - copies,
+            merged_axes=_with_merged_axes(graph),
             given=ops(lambda op: op.kind is Kind.BARRIER or op.primitive == CARRY),
         ),
         after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
@@ -246,17 +260,43 @@ def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
 
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:
-    """True for an addition, a product with a constant, and relu."""
+    """True for the addition of a matrix or a bias, a product with a constant, and relu."""
     if op.primitive in ("max", "mul", "div"):
         return len(op.reads) == 1
-    return op.primitive in ("add", "add_any") and all(
-        graph.values[v].shape == graph.values[op.writes[0]].shape for v in op.reads
+    if op.primitive not in ("add", "add_any"):
+        return False
+    shape = graph.values[op.writes[0]].shape
+    read_shapes = [graph.values[v].shape for v in op.reads]
+    return all(
+        len(read) == len(shape) and all(size in (1, length) for size, length in zip(read, shape, strict=True))
+        for read in read_shapes
     )
+
+
+def _only_products_read(graph: Graph, op: Op) -> bool:
+    """True if nothing but products reads the result of an op, directly or through views."""
+    readers = (graph.ops[reader] for v in op.writes for reader in graph.readers[v])
+    return all(
+        reader.primitive == "dot_general" or (is_view_of(graph, reader) and _only_products_read(graph, reader))
+        for reader in readers
+    )
+
+
+def _with_merged_axes(graph: Graph) -> Ops:
+    """Products with merged axes, and elementwise ops of their results."""
+    found, values = set[int](), set[int]()
+    for op in graph.ops:
+        is_behind = _is_epilogue(graph, op) and not values.isdisjoint(op.reads)
+        if is_behind or has_merged_axes(graph, op):
+            found.add(op.id)
+            values.update(op.writes)
+    return frozenset(found)
 
 
 def _is_epilogue(graph: Graph, op: Op) -> bool:
     """True for an op that a product may apply to its result: elementwise, and its own result is not larger."""
-    if op.primitive not in _EPILOGUE or op.effects or len(op.writes) != 1:
+    is_loop = op.kind in (Kind.ELEMENTWISE, Kind.VIEW)
+    if op.primitive not in _EPILOGUE or not is_loop or op.effects or len(op.writes) != 1:
         return False
     grown_bytes = graph.values[op.writes[0]].size_bytes - sum(graph.values[v].size_bytes for v in op.reads)
     return grown_bytes <= _MOST_GROWTH_BYTES
@@ -327,12 +367,11 @@ def _meets_its_operand(graph: Graph, op: Op) -> bool:
 
 def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
     reductions = [op for op in graph.ops if op.kind is Kind.REDUCTION]
-    strided = frozenset(op.id for op in reductions if layouts.reduces_strided_axes(op))
-    complete = (op for op in reductions if op.id not in strided and _is_row_reduction(graph, op))
+    complete = [op for op in reductions if not layouts.reduces_strided_axes(op) and _is_row_reduction(graph, op)]
     rows = frozenset(op.id for op in complete if _meets_its_operand(graph, op))
     exponentials = _unheld_exponentials(graph, rows)
     return RowRules(
-        strided_reductions=strided,
+        nested_reductions=frozenset(op.id for op in complete),
         row_reductions=rows,
         stored_exponentials=exponentials,
         separate_reductions=_reductions_of(graph, exponentials),

@@ -227,6 +227,13 @@ def has_several_batch_axes(graph: Graph, op: Op) -> bool:
     return sum(graph.values[value].shape[axis] > 1 for axis in batch) > 1
 
 
+def has_merged_axes(graph: Graph, op: Op) -> bool:
+    """True for a product that compilers compute with fewer axes: the free axes of an operand, or the batch, are one."""
+    shapes = ((graph.values[value].shape, free) for value, (_, _, free) in _operands(graph, op))
+    merges_free = any(sum(shape[axis] > 1 for axis in free) > 1 for shape, free in shapes)
+    return merges_free or has_several_batch_axes(graph, op)
+
+
 def _is_readable(strides: Mapping[int, tuple[int, int]], groups: AxisGroups) -> bool:
     """True if a product can read an operand without a copy: each group of its axes has one stride."""
     return all(_is_contiguous([strides[axis] for axis in group]) for group in groups)

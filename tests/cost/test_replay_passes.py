@@ -7,9 +7,10 @@ import pytest
 from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.clock import StepClock
+from jaxckpt.cost.fusion_analysis import FusionAnalysis
 from jaxckpt.cost.kernels import ScheduleKernels, SharedPasses
 from jaxckpt.cost.peak import live_bytes
-from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
+from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, Schedule, schedule
 from tests.graphs import RATES, Builder
 
@@ -170,6 +171,12 @@ def test_a_temporary_fits_in_a_result_that_is_not_written_yet():
 ### Shared passes
 
 
+def shared_passes(graph: Graph) -> SharedPasses:
+    """Those of a step without a plan."""
+    laid_out = schedule(graph, GraphPlan(fingerprint=""))
+    return SharedPasses(laid_out.steps, FusionAnalysis(fuse(graph).rules, laid_out.steps, laid_out.origin, ()), RATES)
+
+
 def joined(*primitives, between=None, far=0):
     """The kernels of loops over one array, as the steps that start them, each after `between`."""
     build = Builder()
@@ -177,12 +184,11 @@ def joined(*primitives, between=None, far=0):
     for primitive in primitives:
         build.op(primitive, x, size_bytes=4)
     graph = build.graph(len(primitives))
-    shared, found = SharedPasses(RATES, frozenset(), {}), []
+    shared, found = shared_passes(graph), []
     for at, op in enumerate(graph.ops):
         if between is not None and at:
             between(shared, at)
         kernel, _ = shared.join(at * (1 + far), op, {x: MB}, op.writes, MB, 0.0)
-        shared.touch(kernel, (x, *op.writes))
         shared.write(at, kernel, op, op.writes)
         found.append(kernel)
     return found
@@ -196,16 +202,15 @@ def test_loops_over_one_array_share_a_kernel():
 
 
 def test_a_loop_joining_a_kernel_reads_the_shared_array_for_free():
-    shared, op = SharedPasses(RATES, frozenset(), {}), step().ops[1]
+    shared, op = shared_passes(step()), step().ops[1]
     _, first_s = shared.join(0, op, {0: MB}, op.writes, MB, 0.0)
-    shared.touch(0, {0})
     _, second_s = shared.join(1, op, {0: MB}, op.writes, MB, 0.0)
     assert (first_s, second_s) == (LAUNCH_S + MB_S, 0.0)
 
 
 def test_no_loop_joins_the_reduction_whose_result_it_reads():
-    shared, (_, negate, reduce, _) = SharedPasses(RATES, frozenset(), {}), step().ops
-    shared.touch(shared.join(0, reduce, {PRODUCT: MB}, reduce.writes, MB, 0.0)[0], {PRODUCT})
+    shared, (_, negate, reduce, _) = shared_passes(step()), step().ops
+    shared.join(0, reduce, {PRODUCT: MB}, reduce.writes, MB, 0.0)
     shared.write(0, 0, reduce, reduce.writes)
     assert shared.join(1, negate, {PRODUCT: MB, TOTAL: 4}, negate.writes, MB, 0.0)[0] == 1
 
@@ -214,12 +219,41 @@ def test_the_first_reader_of_a_mask_that_reads_nothing_draws_it():
     """Its other readers, and those behind a barrier, read the mask."""
 
     def kernels(barrier):
-        shared, op = SharedPasses(RATES, frozenset(), {}), step().ops[1]
+        shared, op = shared_passes(step()), step().ops[1]
         assert shared.join(0, op, {}, (7,), MB, 0.0) == (0, LAUNCH_S + MB_S)
-        shared.touch(0, {7})
         if barrier:
             shared.pass_barrier(1, {7: MB})
         return [shared.join(at, op, {7: MB, at: 2 * MB}, (), 3 * MB, 0.0)[0] for at in (2, 3)]
 
     assert kernels(barrier=False) == [0, 3]
     assert kernels(barrier=True) == [2, 3]
+
+
+### Postponed clones
+
+
+def layer_backward() -> Graph:
+    """An activation of a product, and the backward of the layer behind it: both products, then the derivative."""
+    build = Builder()
+    x, weight = build.input(MB), build.input(MB)
+    product = build.op("dot_general", x, weight, size_bytes=MB)
+    activated = build.op("erf", product, size_bytes=MB)
+    slope = build.op("exp", product, size_bytes=MB)
+    cotangent = build.op("dot_general", x, weight, size_bytes=MB, phase=Phase.BACKWARD)
+    gradient = build.op("dot_general", cotangent, activated, size_bytes=MB, phase=Phase.BACKWARD)
+    before = build.op("dot_general", cotangent, weight, size_bytes=MB, phase=Phase.BACKWARD)
+    derivative = build.op("mul", before, slope, size_bytes=MB, phase=Phase.BACKWARD)
+    return build.graph(gradient, build.op("dot_general", derivative, weight, size_bytes=MB, phase=Phase.BACKWARD))
+
+
+SAVED, ACTIVATED, SLOPE, COTANGENT, WEIGHT_GRADIENT, BEFORE, DERIVATIVE = range(2, 9)
+
+
+def test_a_clone_runs_with_a_later_loop_over_its_operand():
+    """And behind both what reads the clone's result: the product of the weight's gradient."""
+    laid_out, kernels, _ = passes(layer_backward(), {SAVED: Save(), ACTIVATED: Recompute(), SLOPE: Recompute()})
+    runs = [(at, step) for at, step in enumerate(laid_out.steps) if isinstance(step, Run)]
+    runs_at = {step.writes[0]: kernels.passes.postponed.get(at, at) for at, step in runs}
+    clone = next(step.writes[0] for _, step in runs if step.is_clone and laid_out.origin[step.writes[0]] == ACTIVATED)
+    assert runs_at[clone] == runs_at[DERIVATIVE]
+    assert runs_at[WEIGHT_GRADIENT] > runs_at[DERIVATIVE]

@@ -1,0 +1,139 @@
+"""Loops that XLA puts into one kernel or two, and what is in memory for it: predictions against compiled programs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt import Planner
+from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save
+from jaxckpt.machine import targets
+from jaxckpt.solve import solve
+
+needs_gpu_target = pytest.mark.skipif(
+    not any(status.name == "h200" and status.usable for status in targets()),
+    reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'",
+)
+LAYERS = 3
+
+
+def spec(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def perceptron(layer, specs):
+    """A step of so many equal layers; the loss is the mean square of the last one's result."""
+
+    def step(weights, x):
+        def loss(weights):
+            hidden = x
+            for each in weights:
+                hidden = layer(each, hidden)
+            return jnp.square(hidden.astype(jnp.float32)).mean()
+
+        return jax.grad(loss)(weights)
+
+    *weights, x = specs
+    return Planner(step, [tuple(weights)] * LAYERS, x, target="h200")
+
+
+def gelu_layer(weights, x):
+    return jax.nn.gelu(x @ weights[0])
+
+
+GELU = spec(1536, 1536, dtype=jnp.bfloat16), spec(65536, 1536, dtype=jnp.bfloat16)
+
+
+def products_saved(graph: Graph) -> GraphPlan:
+    """Each layer a stage that saves its product and computes everything else again."""
+    products = [op for op in graph.ops if op.primitive == "dot_general" and op.phase is Phase.FORWARD]
+    saved = {op.writes[0] for op in products}
+    read = {v for op in graph.ops if op.phase is not Phase.FORWARD for v in op.reads}
+    others = [v for op in graph.ops[: products[-1].id] if op.phase is Phase.FORWARD for v in op.writes]
+    dropped = {v for v in others if graph.values[v].size_bytes > 2**20 and v in read} - saved
+    decisions = dict.fromkeys(dropped, Recompute()) | dict.fromkeys(saved, Save())
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(op.id for op in products))
+
+
+def errors(planner: Planner, plan: GraphPlan) -> tuple[float, float]:
+    """The errors of predicted bytes and seconds, as shares of the compiled ones."""
+    predicted, compiled = planner.problem.replay(plan), planner.measure(plan).footprint
+    return predicted.peak_bytes / compiled.temp_bytes - 1, predicted.step_s / compiled.step_s - 1
+
+
+def biased(activation):
+    return lambda weights, x: activation(x @ weights[0] + weights[1])
+
+
+BIASED = spec(1024, 1024), spec(1024), spec(32768, 1024)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize(("layer", "specs"), [(gelu_layer, GELU), (biased(jax.nn.gelu), BIASED)])
+def test_a_recomputed_activation_and_its_derivative_are_one_kernel(layer, specs):
+    """It waits for the cotangent of the activation, so that the cotangent of the next layer is in memory, too."""
+    planner = perceptron(layer, specs)
+    off_bytes, off_s = errors(planner, products_saved(planner.graph))
+    assert abs(off_bytes) < 0.02
+    assert abs(off_s) < 0.02
+
+
+@needs_gpu_target
+def test_a_recomputed_operand_that_products_alone_read_waits_for_nothing():
+    """XLA computes a relu in the kernel of the product that reads it, before it merges other kernels."""
+    planner = perceptron(biased(jax.nn.relu), BIASED)
+    off_bytes, _ = errors(planner, products_saved(planner.graph))
+    assert abs(off_bytes) < 0.05
+
+
+@needs_gpu_target
+def test_a_library_adds_the_bias():
+    planner = perceptron(biased(jax.nn.gelu), BIASED)
+    _, off_s = errors(planner, solve(planner.problem, "none"))
+    assert abs(off_s) < 0.02
+
+
+@needs_gpu_target
+def test_what_the_loss_and_its_derivative_read_is_not_stored_for_the_two():
+    """A kernel of both has the tanh of the last gelu; the step updates its weights, so that no result has room."""
+
+    def step(weights, x):
+        def loss(weights):
+            hidden = x
+            for each in weights:
+                hidden = gelu_layer(each, hidden)
+            return jnp.square(hidden.astype(jnp.float32)).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    weights, x = [(GELU[0],)] * LAYERS, GELU[1]
+    planner = Planner(step, weights, x, target="h200", donate_argnums=0)
+    off_bytes, _ = errors(planner, solve(planner.problem, "none"))
+    assert abs(off_bytes) < 0.02
+
+
+@needs_gpu_target
+def test_mean_and_variance_of_columns_are_two_passes():
+    def layer(weights, x):
+        product = x @ weights[0]
+        centred = (product - product.mean(0)) * jax.lax.rsqrt(product.var(0) + 1e-5)
+        return jax.nn.relu(centred * weights[1])
+
+    planner = perceptron(layer, (spec(1024, 1024), spec(1024), spec(32768, 1024)))
+    _, off_s = errors(planner, solve(planner.problem, "full"))
+    assert abs(off_s) < 0.05
+
+
+@needs_gpu_target
+def test_nothing_is_written_over_a_product_of_fewer_axes_behind_a_barrier():
+    """XLA computes a product of three axes with two; what reads the saved result has three."""
+
+    def layer(weights, x):
+        return jnp.tanh(x @ weights[0]) @ weights[1]
+
+    planner = perceptron(layer, (spec(256, 512), spec(512, 256), spec(256, 256, 256)))
+    graph = planner.graph
+    saved = [op.writes[0] for op in graph.ops if op.primitive == "tanh" and op.phase is Phase.FORWARD]
+    dropped = [op.writes[0] for op in graph.ops if op.primitive == "dot_general" and op.phase is Phase.FORWARD][1:-1:2]
+    decisions = {v: Save() for v in saved} | {v: Recompute() for v in dropped}
+    off_bytes, _ = errors(planner, GraphPlan(fingerprint=graph.fingerprint, decisions=decisions))
+    assert abs(off_bytes) < 0.02
