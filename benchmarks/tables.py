@@ -161,7 +161,11 @@ def rules_tables() -> dict[str, str]:
     """Plans beside simple rules: a line for each promise, and one for each step."""
     steps = read("strangers")["steps"]
     compared = findings.comparisons(steps)
-    return {"promises": findings.summary(steps, compared), "steps": findings.per_step(steps, compared)}
+    return {
+        "promises": findings.summary(steps, compared),
+        "reported": findings.reported(compared),
+        "steps": findings.per_step(steps, compared),
+    }
 
 
 def cost_table() -> str:

@@ -4,7 +4,8 @@ By name: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", .
 Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of the same layers.
 
 By structure: the longest tandem repeat of the forward pass, a period p such that op i + p computes the same as op i.
-It is cut where fewest bytes cross, since a period alone does not say where a layer begins.
+It is cut where fewest bytes cross, since a period alone does not say where a layer begins. The same layers elsewhere,
+as behind a solver between two stacks, are stacks of their own.
 
 By loops: the body of each outermost loop whose gradient is another loop is one layer: all iterations have one body.
 
@@ -151,36 +152,58 @@ def _add_stack(stacks: list[tuple[list[str], dict[int, set[int]]]], pattern: str
 
 
 def _repeated(graph: Graph) -> Iterator[ModelLayers]:
-    """The layers of the longest tandem repeat of the forward pass, if there is one."""
+    """The layers of the longest tandem repeat of the forward pass, if there is one, and equal layers elsewhere."""
     ops = _computing(graph)
     signatures = _signatures(graph, ops)
     if (found := _longest_repeat(signatures)) is None:
         return
     period = found[2]
-    bounds = min(_cuts(signatures, *found, _crossing_bytes(graph, ops)), key=lambda bounds: bounds[0])
+    stacks = min(_cuts(signatures, *found, _crossing_bytes(graph, ops)), key=lambda stacks: stacks[0][0])
+    layers = [_layers_between(graph, ops, bounds) for bounds in sorted(stacks)]
+    if sum(map(len, layers)) > 1:
+        yield ModelLayers(found_by=f"runs of {period} equal ops", stacks=tuple(layers))
+
+
+def _layers_between(graph: Graph, ops: Sequence[int], bounds: Sequence[int]) -> tuple[_Ops, ...]:
     starts = [*(ops[begin] for begin in bounds[:-1]), ops[bounds[-1] - 1] + 1]
     forward = frozenset(graph.forward)
-    layers = tuple(forward.intersection(range(begin, end)) for begin, end in pairwise(starts))
-    if len(layers) > 1:
-        yield ModelLayers(found_by=f"runs of {period} equal ops", stacks=(layers,))
+    return tuple(forward.intersection(range(begin, end)) for begin, end in pairwise(starts))
 
 
 def _cuts(
     signatures: Sequence[int], start: int, stop: int, period: int, crossing: Sequence[int]
-) -> Iterator[list[int]]:
+) -> Iterator[list[list[int]]]:
     """Where layers begin, and the last one ends, for each phase of a repeat with as few crossing bytes as any.
 
-    A pre-norm layer has two such phases, of which one begins in the middle of the first layer.
+    A pre-norm layer has two such phases, of which one begins in the middle of the first layer. The first stack is that
+    of the repeat; the others are runs of equal layers before and behind, with other work in between.
     """
     phases = {begin: crossing[min(begin + period, stop)] for begin in range(start, start + period)}
     for phase in (phase for phase, crossing_bytes in phases.items() if crossing_bytes == min(phases.values())):
         bounds = list(range(phase, stop + 1, period))
-        usual = Counter(signatures[start : start + period])
-        if _is_alike(usual, signatures[max(0, phase - period) : phase]):
-            bounds.insert(0, max(0, phase - period))
-        if _is_alike(usual, signatures[bounds[-1] : bounds[-1] + period]):
-            bounds.append(min(bounds[-1] + period, len(signatures)))
-        yield bounds
+        layer = signatures[phase : phase + period]
+        before = _equal_layers(signatures, layer, 0, phase)
+        behind = _equal_layers(signatures, layer, bounds[-1], len(signatures))
+        first, last = max(0, phase - period), min(bounds[-1] + period, len(signatures))
+        if _is_alike(Counter(layer), signatures[first:phase]) and all(run[-1] <= first for run in before):
+            bounds.insert(0, first)
+        if _is_alike(Counter(layer), signatures[bounds[-1] : last]) and all(run[0] >= last for run in behind):
+            bounds.append(last)
+        yield [bounds, *before, *behind]
+
+
+def _equal_layers(signatures: Sequence[int], layer: Sequence[int], at: int, stop: int) -> list[list[int]]:
+    """Runs of equal layers between two positions, each as the positions where its layers begin, and its end."""
+    runs: list[list[int]] = []
+    while at + len(layer) <= stop:
+        if signatures[at : at + len(layer)] != layer:
+            at += 1
+            continue
+        if not runs or runs[-1][-1] != at:
+            runs.append([at])
+        at += len(layer)
+        runs[-1].append(at)
+    return runs
 
 
 def _is_alike(usual: Counter[int], signatures: Sequence[int]) -> bool:

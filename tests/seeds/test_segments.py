@@ -161,6 +161,27 @@ def test_two_stacks_are_cut_on_their_own():
     assert [len({graph.ops[op].scope for op in ops}) for ops in found.segments(1, frozenset({2, 3}))] == [1, 1]
 
 
+def test_equal_layers_around_other_work_are_stacks_of_their_own():
+    """A sort stands where a solver may: it is in no layer, and layers go on behind it."""
+
+    def step(weight, x):
+        def loss(weight):
+            y = x
+            for depth in (3, 4):
+                for _ in range(depth):
+                    y = y + jnp.tanh(jnp.sin(y @ weight))
+                y = jnp.sort(y * 2.0)
+            return y.sum()
+
+        return jax.grad(loss)(weight)
+
+    graph = trace_step(step, *shapes((8, 8), (16, 8))).graph
+    found = layers_of_model(graph)
+    assert [len(stack) for stack in found.stacks] == [3, 4]
+    layers = [{graph.ops[op].primitive for op in layer} for stack in found.stacks for layer in stack]
+    assert layers == [{"dot_general", "sin", "cos", "tanh", "one_minus_square", "add"}] * 7
+
+
 ### Compiled programs
 
 
