@@ -153,10 +153,16 @@ class BufferLiveness:
         if not self.graph.is_branched(step.loop):  # compiled branches take less; why is not known
             for instance in together:
                 self.deaths[instance] = max(self.deaths[instance], at)
+        holds_rows = kernels.fusion.holds_rows(step) or any(map(self._is_recomputed_row, kernel.reads))
         for instance in kernel.writes:
-            self._write(at, step, op, instance)
+            self._write(at, step, op, instance, holds_rows=holds_rows)
 
-    def _write(self, at: int, step: Run, op: Op, instance: int) -> None:
+    def _is_recomputed_row(self, buffer: int) -> bool:
+        """True for a recomputed reduction over rows: XLA makes one kernel of it and its reader, which holds rows."""
+        value = self.kernels.schedule.origin[buffer]
+        return buffer != value and self.graph.producer[value] in self.kernels.rules.rows.row_reductions
+
+    def _write(self, at: int, step: Run, op: Op, instance: int, *, holds_rows: bool) -> None:
         self.births[instance] = self.loops.birth(at, instance)
         self.deaths[instance] = at
         if not op.reads and step.loop is None and step.after is None and self._is_scattered_into(op):
@@ -167,7 +173,7 @@ class BufferLiveness:
         in_tuple = instance in fusion.library_results or instance in self.kernels.passes.in_tuples
         if in_tuple or op.primitive in _RETURN_TUPLES:
             self.indirect.add(instance)
-        if instance in fusion.epilogue_ends or fusion.holds_rows(step):  # elementwise, but in the kernel of other ops
+        if instance in fusion.epilogue_ends or holds_rows:  # elementwise, but in the kernel of other ops
             return
         is_carry = op.carries > 0 and instance in step.writes[: op.carries]
         is_passed_on = is_carry or self.loops.is_boundary(step)

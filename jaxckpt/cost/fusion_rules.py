@@ -97,7 +97,7 @@ class ProductRules:
       library_epilogues: Ops that a library applies to its result by itself: a scale, an addition, relu, and
         the exchange of rows and columns.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
-      only_loaded: Those of these ops whose result nothing but products read.
+      only_for_products: Elementwise ops whose result nothing but products read.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
       several_batch_axes: Products whose epilogue ends before an op of `repeating`.
@@ -113,7 +113,7 @@ class ProductRules:
     plain: Ops
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
-    only_loaded: Ops
+    only_for_products: Ops
     with_epilogues: Ops
     epilogues: Ops
     several_batch_axes: Ops
@@ -191,7 +191,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
-            only_loaded=ops(lambda op: loaded.get(op.id) is not None and _only_products_read(graph, op)),
+            only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
             epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),

@@ -176,7 +176,7 @@ class SharedPasses:
             if other is None or size_bytes < largest_bytes or not at - _ONE_PASS <= other < kernel:
                 continue
             shared, last = self._kernels[other], self._last_loop[source]
-            if self._operands(last).isdisjoint(self._operands(at)):
+            if self._operands(last)[0].isdisjoint(self._operands(at)[0]):
                 continue
             is_apart = last != shared.steps[0] and source not in shared.written
             if self._postpone(shared, shared.steps, kernel, at):
@@ -194,23 +194,41 @@ class SharedPasses:
         """For each instance the step that writes it."""
         return {instance: at for at, step in enumerate(self._steps) for instance in step.writes}
 
-    def _operands(self, at: int) -> set[int]:
-        """The instances that the kernel of a step reads; a buffer is another operand behind each barrier."""
-        found, pending = set[int](), list(self._steps[at].reads)
+    def _operands(self, at: int) -> tuple[set[int], set[int]]:
+        """The instances that the kernel of a step reads, and its ops; behind each barrier a buffer is another one."""
+        found, ops, pending = set[int](), set[int](), [at]
         while pending:
-            instance = pending.pop()
-            step = self._steps[before] if (before := self._step_of.get(instance)) is not None else None
-            if instance in self._fusion.materialised or not isinstance(step, Run):
-                found.add(instance)
-            else:
-                pending.extend(step.reads)
-        return found
+            step = self._steps[pending.pop()]
+            assert isinstance(step, Run), "others write buffers"
+            ops.add(step.op)
+            for instance in step.reads:
+                before = self._step_of.get(instance)
+                is_written = instance in self._fusion.materialised or before is None
+                if is_written or not isinstance(self._steps[before], Run):
+                    found.add(instance)
+                else:
+                    pending.append(before)
+        return found, ops
+
+    def _is_loaded(self, at: int) -> bool:
+        """True for a loop that products compute on what they load: cheap ops of one array, as it lies, and arguments.
+
+        XLA puts these into the kernels of products before it merges loops.
+        """
+        step, fusion, graph = self._steps[at], self._fusion, self._fusion.rules.graph
+        if not (isinstance(step, Run) and step.op in fusion.rules.products.only_for_products):
+            return False
+        operands, ops = self._operands(at)
+        arguments = frozenset(graph.inputs)
+        arrays = [instance for instance in operands if not arguments.issuperset(fusion.sources[instance])]
+        is_cheap = fusion.rules.expensive.isdisjoint(ops) and all(graph.ops[op].primitive != "transpose" for op in ops)
+        return is_cheap and len(arrays) == 1
 
     def _postpone(self, shared: _SharedKernel, loops: Sequence[int], kernel: int, at: int) -> bool:
         """Lets loops of a kernel run in a later one that a step is in, unless what they write leads to this step."""
-        steps, only_loaded = self._steps, self._fusion.rules.products.only_loaded
-        clones = [step for loop in loops if isinstance(step := steps[loop], Run) and step.is_clone]
-        if len(clones) < len(loops) or any(clone.op in only_loaded for clone in clones):
+        steps = self._steps
+        are_clones = all(isinstance(step := steps[loop], Run) and step.is_clone for loop in loops)
+        if not are_clones or any(map(self._is_loaded, loops)):
             return False
         written = [instance for loop in loops for instance in steps[loop].writes]
         dependent, behind = set(written), list[int]()
