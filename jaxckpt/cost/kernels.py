@@ -203,8 +203,7 @@ class SharedPasses:
             ops.add(step.op)
             for instance in step.reads:
                 before = self._step_of.get(instance)
-                is_written = instance in self._fusion.materialised or before is None
-                if is_written or not isinstance(self._steps[before], Run):
+                if before is None or instance in self._fusion.materialised or not isinstance(self._steps[before], Run):
                     found.add(instance)
                 else:
                     pending.append(before)
