@@ -13,6 +13,7 @@ Loops over the same array share a kernel (sibling fusion, also called multi-outp
    read one array and do not depend on each other, whatever the order in which they are written. The clone then runs
    where the loop does, and what reads its result runs later (`SharedPasses.postponed`): a recomputed activation and the
    derivative of the activation are one kernel, and the cotangent that both products of a layer read lives until then.
+   Operands that products compute on what they load are in no other kernel.
 3. It does not join the kernel of a reduction whose result it reads: all of the reduction must be done before. A
    reduction over complete rows does: a kernel holds the rows.
 4. It does not join a kernel more than `_ONE_PASS` steps back. An update joins at any distance, and over any of its
@@ -176,7 +177,8 @@ class SharedPasses:
             if other is None or size_bytes < largest_bytes or not at - _ONE_PASS <= other < kernel:
                 continue
             shared, last = self._kernels[other], self._last_loop[source]
-            if self._operands(last)[0].isdisjoint(self._operands(at)[0]):
+            runs_elsewhere = last not in shared.steps
+            if runs_elsewhere or self._operands(last)[0].isdisjoint(self._operands(at)[0]):
                 continue
             is_apart = last != shared.steps[0] and source not in shared.written
             if self._postpone(shared, shared.steps, kernel, at):
