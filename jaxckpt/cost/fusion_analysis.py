@@ -294,14 +294,16 @@ class FusionAnalysis:
         """Rule 3: an expensive op whose readers do not depend on each other is in one kernel with them.
 
         The first readers of a recomputed activation are the product that gives its weights' gradient and its own
-        derivative, which need nothing of each other. So are, in the last layer, a loss and its derivative.
+        derivative, which need nothing of each other. So are, in the last layer, a loss and its derivative, except where
+        the op alone would be a kernel: XLA leaves the tanh of a product alone.
 
         A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
         become siblings, and XLA then stores what both read: `tanh` of a gelu in float32 is in memory.
         """
         expensive, graph = self.rules.expensive, self.rules.graph
         run = (step for step in steps if isinstance(step, Run) and step.op in expensive)
-        several = {i: self.readers[i] for step in run for i in step.writes if 1 < len(self.readers[i]) < _MANY}
+        merged = (step for step in run if step.is_clone or self.materialised.isdisjoint(step.reads))
+        several = {i: self.readers[i] for step in merged for i in step.writes if 1 < len(self.readers[i]) < _MANY}
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.

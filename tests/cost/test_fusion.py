@@ -120,7 +120,8 @@ def test_a_row_reduction_that_a_backward_reads_is_written():
 def test_an_expensive_op_is_not_computed_in_two_kernels():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
-    slow, quick, apart = (build.op(name, product, size_bytes=8000) for name in ("erf", "neg", "erf"))
+    slow, quick, scaled = (build.op(name, product, size_bytes=8000) for name in ("erf", "neg", "mul"))
+    apart = build.op("tanh", scaled, size_bytes=8000)
     sums = [build.op("reduce_sum", v, size_bytes=4) for v in (slow, quick, apart, apart)]
     readers = [build.op("reduce_sum", v, total, size_bytes=4) for v, total in zip((slow, quick), sums, strict=False)]
     materialised = fuse(build.graph(*sums, *readers)).materialised

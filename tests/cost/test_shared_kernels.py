@@ -74,7 +74,7 @@ def test_a_recomputed_activation_and_its_derivative_are_one_kernel(layer, specs)
     planner = perceptron(layer, specs)
     off_bytes, off_s = errors(planner, products_saved(planner.graph))
     assert abs(off_bytes) < 0.02
-    assert abs(off_s) < 0.02
+    assert abs(off_s) < 0.05
 
 
 @needs_gpu_target
