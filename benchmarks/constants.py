@@ -151,7 +151,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "jaxckpt.cost.fusion_rules._LONGEST_ROW": _of(2**13, 2**16, 2**19),
     "jaxckpt.cost.fusion_rules._SHORT_ROW": _of(64, 256, 1024),
     "jaxckpt.cost.fusion_rules._FEW_ROWS": _of(2**14, 2**16, 2**18),
-    "jaxckpt.cost.kernels._ONE_PASS": _of(12, 24, 48, 96),
+    "jaxckpt.cost.shared_passes._ONE_PASS": _of(12, 24, 48, 96),
     "jaxckpt.cost.rates._OPERATIONS": _of({}, import_module("jaxckpt.cost.rates")._OPERATIONS),
     "jaxckpt.cost.padding._ALIGNED": _of(4, 8, 16),
     "jaxckpt.schedule.argument_derived._BROADCAST": _of(1 / 32, 1 / 8, 1 / 2),

@@ -158,7 +158,7 @@ def infeasible() -> str:
 
 
 def rules_tables() -> dict[str, str]:
-    """Plans beside simple rules: a line for each promise, and one for each step."""
+    """Plans beside simple rules: a line for each promise, each step that was reported, and each step."""
     steps = read("strangers")["steps"]
     compared = findings.comparisons(steps)
     return {

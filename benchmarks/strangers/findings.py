@@ -31,7 +31,7 @@ REPORTED = {
     "lstm-language-model": "dots_saveable",
     "scanned-decoder-16": "dots_saveable",
 }
-"""Steps on which users found a rule that was better than the planner, with that rule."""
+"""Steps on which an earlier planner was worse than a rule, or left memory unused, each with a rule to compare with."""
 
 
 class Severity(enum.IntEnum):
@@ -162,7 +162,7 @@ def failures(steps: Mapping[str, Any]) -> Iterator[tuple[str, str, Answer]]:
 def tables(steps: Mapping[str, Any]) -> str:
     """All tables, one below the other."""
     compared = comparisons(steps)
-    return "\n".join([summary(steps, compared), per_step(steps, compared), listed(steps, compared)])
+    return "\n".join([summary(steps, compared), reported(compared), per_step(steps, compared), listed(steps, compared)])
 
 
 def summary(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:

@@ -107,7 +107,7 @@ class BufferLiveness:
                 if (kernel := kernels.by_step[at]) is not None:
                     self._kernel(at, step, kernel)
             elif isinstance(step, Barrier):
-                self._barrier(kernels.passes.postponed.get(at, at), step)
+                self._barrier(kernels.passes.runs_at.get(at, at), step)
             elif step.loop is None or not step.decision.on_host:
                 self._move(at, step)
             elif step.restores:
@@ -140,7 +140,7 @@ class BufferLiveness:
         needed_bytes = op.workspace_bytes + kernels.padded.size_bytes.get(at, 0)
         needed_bytes += kernels.library.handed_bytes.get(at, 0)
         together = kernels.passes.together.get(at, ())
-        at = kernels.passes.postponed.get(at, at)
+        at = kernels.passes.runs_at.get(at, at)
         if self.graph.loops:
             for position in kernels.rules.needed_operands[op.id]:
                 self._copy_slices(at, step.reads[position])

@@ -13,8 +13,9 @@ counted equation by equation. These rules mark the values that are materialised,
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
    reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream
    `x + f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element
-   (tanh, erf) is in memory where several kernels read it, unless they hold rows. A gather that picks each element of
-   its table k times reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
+   (tanh, erf) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel. A
+   gather that picks each element of its table k times reads it as k kernels do: the nodes of a graph with many edges
+   are in memory, not the messages.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`, unless `a` is broadcast or another
    such scatter: of two that are added to each other both are in memory, and of two that are added to `a` the second.
 5. A row reduction (a softmax's maximum and sum) is fused into the kernel that uses its result directly, where that
@@ -42,7 +43,7 @@ counted equation by equation. These rules mark the values that are materialised,
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
-`kernels`.
+`shared_passes`.
 
 A plan changes who reads what, and with it what is in memory: `fuse` looks at the step as it is, and `FusionRules` are
 what `replay` asks for the steps of any plan.

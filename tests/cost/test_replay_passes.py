@@ -8,8 +8,9 @@ from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import FusionAnalysis
-from jaxckpt.cost.kernels import ScheduleKernels, SharedPasses
+from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
+from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, Schedule, schedule
 from tests.graphs import RATES, Builder
@@ -229,7 +230,7 @@ def test_the_first_reader_of_a_mask_that_reads_nothing_draws_it():
     assert kernels(barrier=True) == [2, 3]
 
 
-### Postponed clones
+### Clones that run with later loops
 
 
 def layer_backward() -> Graph:
@@ -253,7 +254,7 @@ def test_a_clone_runs_with_a_later_loop_over_its_operand():
     """And behind both what reads the clone's result: the product of the weight's gradient."""
     laid_out, kernels, _ = passes(layer_backward(), {SAVED: Save(), ACTIVATED: Recompute(), SLOPE: Recompute()})
     runs = [(at, step) for at, step in enumerate(laid_out.steps) if isinstance(step, Run)]
-    runs_at = {step.writes[0]: kernels.passes.postponed.get(at, at) for at, step in runs}
+    runs_at = {step.writes[0]: kernels.passes.runs_at.get(at, at) for at, step in runs}
     clone = next(step.writes[0] for _, step in runs if step.is_clone and laid_out.origin[step.writes[0]] == ACTIVATED)
     assert runs_at[clone] == runs_at[DERIVATIVE]
     assert runs_at[WEIGHT_GRADIENT] > runs_at[DERIVATIVE]

@@ -86,7 +86,7 @@ def test_a_recomputed_operand_that_products_alone_read_waits_for_nothing():
 
 
 @needs_gpu_target
-def test_so_does_a_silu_behind_another_product():
+def test_a_recomputed_silu_that_products_alone_read_waits_for_nothing():
     def layer(weights, x):
         return x + jax.nn.silu(x @ weights[0]) @ weights[1]
 
