@@ -24,7 +24,7 @@ from benchmarks.strangers.training import Recipe, as_written
 from jaxckpt import Step
 
 _WITH_NAMED = (mlps, transformers, graphs, physics, recurrent)
-_FEW_LAYERS = 3
+_FEW_LAYERS = 4
 _FILES = (*_WITH_NAMED, images, generative, control, implicit, tabular, geometry)
 
 
@@ -51,7 +51,7 @@ class Stranger:
         return self.recipe.build(**self.sizes, wrap=wrap)
 
     def shallow(self, wrap: Any = as_written) -> Step:
-        """The step at full width with three layers, `wrap` applied to its blocks: it compiles in a second or two."""
+        """The step at full width with four layers, `wrap` applied to its blocks: it compiles in seconds."""
         layers = {"layers": _FEW_LAYERS} if "layers" in signature(self.recipe.build).parameters else {}
         return self.recipe.build(**{**self.sizes, **layers}, wrap=wrap)
 

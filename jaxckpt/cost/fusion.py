@@ -39,7 +39,9 @@ counted equation by equation. These rules mark the values that are materialised,
    result at most a constant factor, the addition of a bias or of another matrix, and a relu. XLA splits the kernel that
    it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a
    kernel behind the product, which reads what the library wrote. A product with which nothing is fused is a library's,
-   too; one whose epilogue reads and writes so much that its kernel would wait for memory is none.
+   too; one whose epilogue reads and writes so much that its kernel would wait for memory is none. What such a product
+   could have applied to one array (rule 1) is a kernel in front of each product that reads it, and so is a
+   concatenation over an axis that one of them keeps: its parts are in memory.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in

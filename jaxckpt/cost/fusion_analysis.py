@@ -88,11 +88,13 @@ class FusionAnalysis:
         reads = self._merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
         if op in self.rules.partial_reads or op in self.rules.gathers:
             reads = self._read_part(step, reads)
+        splits = len(step.writes) > 1 and op in self.rules.partial_reads
         for instance in step.writes:
+            own = self._read_by_part(instance, reads) if splits else reads
             if instance not in materialised:
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
-                if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, reads):
-                    sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else reads
+                if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, own):
+                    sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else own
                     if instance in self._folded or (self.holding and self.holds_rows(step)):
                         self.holding.add(instance)
                     continue
@@ -119,6 +121,10 @@ class FusionAnalysis:
             return {value: min(read_bytes, written_bytes) for value, read_bytes in reads.items()}
         table, share = self.sources[step.reads[0]], written_bytes / max(1, self.size_bytes[step.reads[0]])
         return {value: int(share * size) if value in table else size for value, size in reads.items()}
+
+    def _read_by_part(self, part: int, reads: SourceBytes) -> SourceBytes:
+        """Of what all parts of an array read what one part does."""
+        return {value: min(read_bytes, self.size_bytes[part]) for value, read_bytes in reads.items()}
 
     def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
@@ -174,12 +180,15 @@ class FusionAnalysis:
         library, library_epilogues = rules.products.library, rules.products.library_epilogues
         several_batch_axes, repeating = rules.products.several_batch_axes, rules.products.repeating
         plain, loaded_operands = rules.products.plain, rules.products.loaded_operands
-        readers = [0] * len(size_bytes)
-        for step in steps:
-            for instance in step.reads:
-                readers[instance] += 1
+        readers, needed = [0] * len(size_bytes), list[ScheduleStep]()
         for instance in outputs:
             readers[instance] += 1
+        for step in reversed(steps):
+            is_read = any(map(readers.__getitem__, step.writes))
+            if is_read or not isinstance(step, Run) or rules.graph.ops[step.op].effects:
+                needed.append(step)  # compilers leave the others out
+                for instance in step.reads:
+                    readers[instance] += 1
         passed = {*rules.graph.inputs, *rules.graph.constants}
         """Operands that an epilogue may read besides: arguments, and results of barriers."""
         written: dict[int, tuple[int, int | None]] = {}
@@ -193,7 +202,7 @@ class FusionAnalysis:
         """By its result what is fused so far with a product that a library may compute."""
         shown_bytes: dict[int, int] = {}
         """For views of operands that an epilogue may read the bytes of what they show."""
-        for step in steps:
+        for step in reversed(needed):
             if isinstance(step, Run) and (
                 step.op in loaded_operands or (step.op in views and step.reads[0] in applied)
             ):

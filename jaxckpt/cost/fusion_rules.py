@@ -10,7 +10,7 @@ from math import prod
 
 from jaxckpt.cost.padding import sums_padded_parts
 from jaxckpt.cost.rates import Rates, is_threefry_draw
-from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.ir import Graph, Kind, Op, Phase, Trait
 from jaxckpt.ir.regions import CARRY, SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
@@ -20,6 +20,7 @@ from jaxckpt.schedule.layout import (
     exchanged_products,
     has_merged_axes,
     has_several_batch_axes,
+    keeps_axis,
 )
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
@@ -47,6 +48,9 @@ _MOST_GROWTH_BYTES = 1024
 _TILES_ELEMENTS = 128 * 128 * 128
 """Results of fewer elements than this, 128 tiles of a usual size, do not keep a device busy: compilers split such a
 product along the axis that it sums over, and add the parts up in another kernel, which its readers join."""
+_JOINED_LENGTH = 64
+"""The kernel of a product reads a concatenation in tiles: each part has a multiple of so many elements (XLA's
+`kMinConcatFragmentSize`)."""
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
@@ -98,6 +102,7 @@ class ProductRules:
         the exchange of rows and columns.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       only_for_products: Elementwise ops whose result nothing but products read.
+      joined: Concatenations that products read, and nothing else, one of them over other axes.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
       several_batch_axes: Products whose epilogue ends before an op of `repeating`.
@@ -114,6 +119,7 @@ class ProductRules:
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
     only_for_products: Ops
+    joined: Ops
     with_epilogues: Ops
     epilogues: Ops
     several_batch_axes: Ops
@@ -171,6 +177,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     layouts, derived = Layouts(graph), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     written_views = copies | _gathered_views(graph)
+    joined = ops(lambda op: rates is not None and rates.has_product_library and _is_joined(graph, op))
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
@@ -180,7 +187,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     return FusionRules(
         graph=graph,
         rows=_row_rules(graph, layouts),
-        needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
+        needed_operands=tuple(_needed(op, fused=op.id in fused_scatters, joined=op.id in joined) for op in graph.ops),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters - draws
         | own_kernels,
@@ -192,6 +199,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),
+            joined=joined,
             with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
             epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
@@ -206,7 +214,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
-        loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
+        loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels - joined,
     )
 
 
@@ -261,7 +269,7 @@ def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:
     """True for the addition of a matrix or a bias, a product with a constant, and relu."""
-    if op.primitive in ("max", "mul", "div"):
+    if op.primitive in ("mul", "div") or Trait.RELU in op.traits:
         return len(op.reads) == 1
     if op.primitive not in ("add", "add_any"):
         return False
@@ -280,6 +288,23 @@ def _only_products_read(graph: Graph, op: Op) -> bool:
         reader.primitive == "dot_general" or (is_view_of(graph, reader) and _only_products_read(graph, reader))
         for reader in readers
     )
+
+
+def _is_joined(graph: Graph, op: Op) -> bool:
+    """True for a concatenation, in parts of whole tiles, that products alone read, one of them over other axes.
+
+    So is the gradient of a `split` behind a product. XLA first puts it into the kernels of those products, which so
+    read its operands, and then lets a library compute the products: each has a concatenation of its own.
+    """
+    if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
+        return False
+    (written,) = op.writes
+    shapes = [graph.values[v].shape for v in op.reads]
+    axis = next(i for i, length in enumerate(graph.values[written].shape) if length != shapes[0][i])
+    if any(shape[axis] % _JOINED_LENGTH for shape in shapes):
+        return False
+    readers = [graph.ops[reader] for reader in graph.readers[written]]
+    return any(keeps_axis(graph, reader, written, axis) for reader in readers)
 
 
 def _with_merged_axes(graph: Graph) -> Ops:
@@ -315,10 +340,11 @@ def _keeps_order(op: Op) -> bool:
     return op.kind is Kind.VIEW and op.primitive != "transpose" and len(op.reads) == 1
 
 
-def _needed(op: Op, *, scatters: bool) -> tuple[int, ...]:
-    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
+def _needed(op: Op, *, fused: bool, joined: bool) -> tuple[int, ...]:
+    """The positions of the operands that are in memory, for an op that may be a fused scatter, or joined."""
+    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED or joined:
         return tuple(range(len(op.reads)))
-    return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
+    return (0,) if op.kind is Kind.SCATTER and not fused and op.reads else ()
 
 
 def _loaded(graph: Graph, op: Op, derived: frozenset[int]) -> int | None:

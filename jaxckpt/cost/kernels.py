@@ -10,7 +10,9 @@ Loops over the same array share a kernel (`shared_passes`).
 Read after `shared_passes` and `rates`; `replay` asks.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
@@ -33,6 +35,14 @@ class StepKernel(NamedTuple):
     seconds: float
 
 
+class _Product(NamedTuple):
+    """A product of a library, with what its epilogue so far hands on, and the product's own arithmetic."""
+
+    handed_bytes: int
+    read_bytes: int
+    arithmetic_s: float
+
+
 class LibraryProducts:
     """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`).
 
@@ -44,17 +54,16 @@ class LibraryProducts:
         self.handed_bytes: dict[int, int] = {}
         self._fusion = fusion
         self._rates = rates
-        self._inside: dict[int, tuple[int, int]] = {}
-        """For each result of a product, and of an op in its epilogue, the bytes that are handed on, and those that the
-        product reads."""
-        self._read_bytes: dict[int, int] = {}
-        """For each step of `handed_bytes` what the product reads."""
+        self._inside: dict[int, _Product] = {}
+        """For each result of a product, and of an op in its epilogue, the product."""
+        self._products: dict[int, _Product] = {}
+        """For each step of `handed_bytes` its product."""
 
-    def run(self, at: int, step: Run, reads: SourceBytes) -> None:
+    def run(self, at: int, step: Run, reads: SourceBytes, arithmetic_s: float) -> None:
         """Follows a product's result through its epilogue; a kernel reads so many bytes of each buffer."""
         fusion, inside = self._fusion, self._inside
         if step.op in fusion.rules.products.library and step.writes[0] in fusion.library_results:
-            inside[step.writes[0]] = 0, sum(reads.values())
+            inside[step.writes[0]] = _Product(0, sum(reads.values()), arithmetic_s)
             return
         if not inside or len(step.writes) != 1:
             return
@@ -63,21 +72,21 @@ class LibraryProducts:
         is_inside = written in fusion.inside_products
         if read is None or not (is_inside or written in fusion.epilogue_ends):
             return
-        handed_bytes, read_bytes = inside[read]
-        if not handed_bytes and written not in fusion.library_results:
-            handed_bytes = fusion.size_bytes[read]
+        product = inside[read]
+        if not product.handed_bytes and written not in fusion.library_results:
+            product = product._replace(handed_bytes=fusion.size_bytes[read])
         if is_inside:
-            inside[written] = handed_bytes, read_bytes
-        elif handed_bytes:
-            self.handed_bytes[at], self._read_bytes[at] = handed_bytes, read_bytes
+            inside[written] = product
+        elif product.handed_bytes:
+            self.handed_bytes[at], self._products[at] = product.handed_bytes, product
 
     def kernels_s(self, at: int, traffic_bytes: int, arithmetic_s: float) -> float:
         """Seconds of a product with its epilogue: of one kernel, or of the library's and the one behind it."""
-        if not (handed_bytes := self.handed_bytes.get(at, 0)):
+        if (product := self._products.get(at)) is None:
             return self._rates.kernel_s(traffic_bytes, arithmetic_s)
-        read_bytes = self._read_bytes[at]
-        product_s = self._rates.kernel_s(read_bytes + handed_bytes, arithmetic_s)
-        return product_s + self._rates.kernel_s(traffic_bytes - read_bytes + handed_bytes)
+        product_s = self._rates.kernel_s(product.read_bytes + product.handed_bytes, product.arithmetic_s)
+        behind_bytes = traffic_bytes - product.read_bytes + product.handed_bytes
+        return product_s + self._rates.kernel_s(behind_bytes, arithmetic_s - product.arithmetic_s)
 
 
 class PaddedOperands:
@@ -198,7 +207,7 @@ class ScheduleKernels:
         op = self.graph.ops[step.op]
         if op.kind is Kind.CONTRACTION:
             self.padded.run(at, step)
-        self.library.run(at, step, reads)
+        self.library.run(at, step, reads, arithmetic_s)
         if not written and not op.effects:
             return None
         seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
@@ -225,10 +234,25 @@ class ScheduleKernels:
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
         if parts_bytes:
             kernel_s += self.rates.kernel_s(parts_bytes + result_bytes)
+        if copies := self._further_copies(at, op, written):
+            kernel_s += copies * self.rates.kernel_s(traffic_bytes)
         self.passes.write(at, kernel, op, written)
         if op.exchange_bytes:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
         return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)
+
+    def _further_copies(self, at: int, op: Op, written: Sequence[int]) -> int:
+        """How many products besides the first have an operand computed for themselves (rule 9)."""
+        products = self.rules.products
+        is_loaded = op.id in products.loaded_operands and self.passes.is_loaded(at)
+        return max(0, self._reading_products[written[0]] - 1) if is_loaded or op.id in products.joined else 0
+
+    @cached_property
+    def _reading_products(self) -> Counter[int]:
+        """For each instance how many products of a library read it."""
+        plain = self.rules.products.plain
+        steps = (step for step in self.schedule.steps if isinstance(step, Run) and step.op in plain)
+        return Counter(instance for step in steps for instance in set(step.reads))
 
     def _traffic_bytes(self, op: Op, step: Run, reads: SourceBytes, written: Sequence[int]) -> int:
         """Bytes that one run of a kernel reads and writes.

@@ -207,7 +207,7 @@ class SharedPasses:
                     pending.append(before)
         return _Chain(found, ops)
 
-    def _is_loaded(self, at: int) -> bool:
+    def is_loaded(self, at: int) -> bool:
         """True for a loop that products compute on what they load: cheap ops of one array, as it lies, and arguments.
 
         XLA puts these into the kernels of products before it merges loops.
@@ -224,10 +224,11 @@ class SharedPasses:
         """Lets loops of a kernel run in a later one that a step is in, unless what they write leads to this step."""
         steps = self._steps
         are_clones = all(isinstance(step := steps[loop], Run) and step.is_clone for loop in loops)
-        if not are_clones or any(map(self._is_loaded, loops)):
+        if not are_clones or any(map(self.is_loaded, loops)):
             return False
-        written = [instance for loop in loops for instance in steps[loop].writes]
-        dependent, behind = set(written), list[int]()
+        results = [instance for loop in loops for instance in steps[loop].writes]
+        written = [instance for instance in results if instance in shared.written]  # without what nothing reads
+        dependent, behind = set(results), list[int]()
         for between in range(min(loops) + 1, at):
             step = steps[between]
             awaited = step.trigger if isinstance(step, Barrier) else step.after if isinstance(step, Run) else None

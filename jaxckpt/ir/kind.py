@@ -30,7 +30,7 @@ class Kind(enum.StrEnum):
 
 
 class Trait(enum.StrEnum):
-    """Further properties that policies match on, also those of ops in the bodies of loops and calls."""
+    """Further properties: those that policies match on, also of ops in the bodies of loops and calls, and relu."""
 
     BATCHED = enum.auto()
     """A matrix product with batch dimensions, such as attention scores."""
@@ -38,6 +38,8 @@ class Trait(enum.StrEnum):
     """It draws random bits."""
     COLLECTIVE = enum.auto()
     """Devices exchange data in it."""
+    RELU = enum.auto()
+    """The maximum of an array and a literal, also as a call. Libraries of matrix products apply it to the result."""
 
 
 POOLING_GRADIENT = "select_and_scatter_add"

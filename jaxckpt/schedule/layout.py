@@ -218,6 +218,11 @@ def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:
         yield read, (contracted, batch, tuple(free))
 
 
+def keeps_axis(graph: Graph, op: Op, value: int, axis: int) -> bool:
+    """True for a product whose result has an axis of an operand, which is no axis of a batch."""
+    return any(read == value and axis in free for read, (_, _, free) in _operands(graph, op))
+
+
 def has_several_batch_axes(graph: Graph, op: Op) -> bool:
     """True for a product with more than one batch axis that is longer than 1: compilers make one axis of them."""
     operand = next(_operands(graph, op), None)

@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 
 from jaxckpt.ir import Trait, trait_of
 from jaxckpt.program.flat_program import AnyJaxpr
-from jaxckpt.program.inline import constants_of, open_jaxpr
+from jaxckpt.program.inline import called_jaxpr, constants_of, open_jaxpr
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 """Parameters with names that people give; the computation does not depend on them."""
@@ -131,12 +131,20 @@ class TraitFinder:
             found |= {Trait.BATCHED}
         for jaxpr in jex.jaxprs_in_params(eqn.params):
             found |= self._of_body(jaxpr)
-        return found
+        return found | {Trait.RELU} if _is_relu(eqn) else found
 
     def _of_body(self, jaxpr: jex.Jaxpr) -> frozenset[Trait]:
         if id(jaxpr) not in self._bodies:
-            self._bodies[id(jaxpr)] = frozenset().union(*map(self.of, jaxpr.eqns))
+            self._bodies[id(jaxpr)] = frozenset().union(*map(self.of, jaxpr.eqns)) - {Trait.RELU}
         return self._bodies[id(jaxpr)]
+
+
+def _is_relu(eqn: jex.JaxprEqn) -> bool:
+    """True for a call that takes the maximum of an array and a literal, and does nothing else."""
+    if (body := called_jaxpr(eqn.params)) is None:
+        return eqn.primitive.name == "max" and any(isinstance(atom, jex.Literal) for atom in eqn.invars)
+    equations = open_jaxpr(body).eqns
+    return len(equations) == 1 and _is_relu(equations[0])
 
 
 def placement_of(eqn: jex.JaxprEqn) -> str:

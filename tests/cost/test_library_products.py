@@ -99,7 +99,8 @@ def test_a_product_with_much_traffic_behind_it_is_no_librarys():
     rates = Target("h200").rates
     for width, is_library in ((832, False), (WIDE, True)):
         graph = trace_step(gated_sum, *gated_sum_specs(width)).graph
-        analysis = FusionAnalysis(fuse(graph, rates).rules, graph.once(unchanged_runs), range(len(graph.values)), ())
+        steps, values = graph.once(unchanged_runs), range(len(graph.values))
+        analysis = FusionAnalysis(fuse(graph, rates).rules, steps, values, graph.outputs)
         second = [op.writes[0] for op in graph.ops if op.primitive == "dot_general"][1]
         assert (second in analysis.library_results) == is_library
 

@@ -1,5 +1,7 @@
 """Loops that XLA puts into one kernel or two, and what is in memory for it: predictions against compiled programs."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -100,6 +102,69 @@ def test_a_library_adds_the_bias():
     planner = perceptron(biased(jax.nn.gelu), BIASED)
     _, off_s = errors(planner, solve(planner.problem, "none"))
     assert abs(off_s) < 0.02
+
+
+@needs_gpu_target
+def test_a_library_applies_a_relu_that_alone_reads_its_product():
+    """The forward pass of a layer that is computed again has no kernel behind the product."""
+    planner = perceptron(biased(jax.nn.relu), BIASED)
+    _, off_s = errors(planner, solve(planner.problem, "sqrt"))
+    assert abs(off_s) < 0.04
+
+
+@needs_gpu_target
+def test_each_product_has_a_relu_of_its_own_where_others_read_what_is_before():
+    planner = perceptron(lambda weights, x: jax.nn.relu(x @ weights[0]), (spec(1024, 1024), spec(32768, 1024)))
+    _, off_s = errors(planner, solve(planner.problem, "none"))
+    assert abs(off_s) < 0.02
+
+
+def shifted(weights, x):
+    scale, shift = jnp.split(x @ weights[0], 2, axis=-1)
+    return x * jnp.tanh(scale) + shift
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("strategy", ["none", "full"])
+def test_the_gradient_of_a_split_is_joined_for_each_product(strategy):
+    """What is joined is in memory, and the product for the weight and the one for `x` read a copy each."""
+    planner = perceptron(shifted, (spec(512, 1024), spec(32768, 512)))
+    _, off_s = errors(planner, solve(planner.problem, strategy))
+    assert abs(off_s) < 0.05
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("strategy", ["none", "full"])
+def test_what_reads_one_part_of_a_split_reads_no_other(strategy):
+    """Reading both halves of the product again costs less than the activation that would be stored instead."""
+
+    def gated(weights, x):
+        gate, value = jnp.split(x @ weights[0], 2, axis=-1)
+        return (jax.nn.silu(gate) * value) @ weights[1]
+
+    planner = perceptron(gated, (spec(512, 2048), spec(1024, 512), spec(32768, 512)))
+    off_bytes, _ = errors(planner, solve(planner.problem, strategy))
+    assert abs(off_bytes) < 0.02
+
+
+@needs_gpu_target
+def test_a_recomputed_split_of_which_one_part_is_read_shares_a_kernel():
+    """Any plan has a prediction, also where the part that nothing reads is no buffer."""
+
+    def coupling(weights, x):
+        fixed, moved = jnp.split(x, 2, axis=-1)
+        scale, shift = jnp.split(jax.nn.relu(fixed @ weights[0]) @ weights[1], 2, axis=-1)
+        return jnp.concatenate([moved * jnp.exp(jnp.tanh(scale)) + shift, fixed], axis=-1)
+
+    planner = perceptron(coupling, (spec(32, 1024), spec(1024, 64), spec(16384, 64)))
+    graph, draw = planner.graph, random.Random(0)
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    cuts = [op.id for op in forward if op.primitive in ("dot_general", "concatenate")]
+    for _ in range(100):
+        stages = tuple(sorted(draw.sample(cuts, draw.randint(1, len(cuts)))))
+        decisions = {v: Recompute() if draw.random() < 0.6 else Save() for op in forward for v in op.writes}
+        plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+        assert planner.problem.replay(plan).peak_bytes > 0
 
 
 @needs_gpu_target
