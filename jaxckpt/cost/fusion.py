@@ -16,8 +16,9 @@ counted equation by equation. These rules mark the values that are materialised,
    (tanh, erf) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel. A
    gather that picks each element of its table k times reads it as k kernels do: the nodes of a graph with many edges
    are in memory, not the messages.
-4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`, unless `a` is broadcast or another
-   such scatter: of two that are added to each other both are in memory, and of two that are added to `a` the second.
+4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
+   unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
+   that are added to `a` the second.
 5. A row reduction (a softmax's maximum and sum) is fused into the kernel that uses its result directly, where that
    kernel reads the same large arrays anyway: it holds each row while it works. The result is written by a pass of its
    own where a backward pass or a barrier reads it, too. Where a backward pass reads what is between the two reductions

@@ -178,7 +178,8 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     written_views = copies | _gathered_views(graph)
     joined = ops(lambda op: rates is not None and rates.has_product_library and _is_joined(graph, op))
-    own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
+    scattered_into = dict(_scattered_into(graph, fused_scatters))
+    own_kernels = copies | _products_in_memory(graph, layouts) | scattered_into.keys()
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
     library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0}
@@ -187,7 +188,10 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     return FusionRules(
         graph=graph,
         rows=_row_rules(graph, layouts),
-        needed_operands=tuple(_needed(op, fused=op.id in fused_scatters, joined=op.id in joined) for op in graph.ops),
+        needed_operands=tuple(
+            scattered_into.get(op.id) or _needed(op, fused=op.id in fused_scatters, joined=op.id in joined)
+            for op in graph.ops
+        ),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters - draws
         | own_kernels,
@@ -226,11 +230,18 @@ def _is_draw(graph: Graph, op: Op) -> bool:
     return [(reader.kind, reader.loop) for reader in readers] == [(Kind.ELEMENTWISE, op.loop)]
 
 
-def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:
-    """Ops with a kernel of their own though their kind fuses: additions of rule 4, transposed products."""
-    additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in fused_scatters}
+def _scattered_into(graph: Graph, fused_scatters: Ops) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Rule 4: additions with a scatter, each with the positions of what is scattered into, which is in memory."""
+    for scatter in fused_scatters:
+        (result,) = graph.ops[scatter].writes
+        addition = graph.ops[graph.readers[result][0]]
+        yield addition.id, tuple(position for position, value in enumerate(addition.reads) if value != result)
+
+
+def _products_in_memory(graph: Graph, layouts: Layouts) -> Ops:
+    """Rule 6: transposed products that several ops read."""
     readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
-    return frozenset(additions | {op for op, reading in readers.items() if len(reading) > 1})
+    return frozenset(op for op, reading in readers.items() if len(reading) > 1)
 
 
 def _gathered_views(graph: Graph) -> Ops:
