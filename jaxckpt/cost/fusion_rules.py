@@ -311,8 +311,9 @@ def _is_joined(graph: Graph, op: Op) -> bool:
         return False
     (written,) = op.writes
     shapes = [graph.values[v].shape for v in op.reads]
-    axis = next(i for i, length in enumerate(graph.values[written].shape) if length != shapes[0][i])
-    if any(shape[axis] % _JOINED_LENGTH for shape in shapes):
+    longer = (i for i, length in enumerate(graph.values[written].shape) if length != shapes[0][i])
+    axis = next(longer, None)  # none where the other parts are empty
+    if axis is None or any(shape[axis] % _JOINED_LENGTH for shape in shapes):
         return False
     readers = [graph.ops[reader] for reader in graph.readers[written]]
     return any(keeps_axis(graph, reader, written, axis) for reader in readers)

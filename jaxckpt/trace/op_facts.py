@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 
 from jaxckpt.ir import Trait, trait_of
 from jaxckpt.program.flat_program import AnyJaxpr
-from jaxckpt.program.inline import called_jaxpr, constants_of, open_jaxpr
+from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, called_jaxpr, constants_of, open_jaxpr
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 """Parameters with names that people give; the computation does not depend on them."""
@@ -141,9 +141,10 @@ class TraitFinder:
 
 def _is_relu(eqn: jex.JaxprEqn) -> bool:
     """True for a call that takes the maximum of an array and a literal, and does nothing else."""
-    if (body := called_jaxpr(eqn.params)) is None:
-        return eqn.primitive.name == "max" and any(isinstance(atom, jex.Literal) for atom in eqn.invars)
-    equations = open_jaxpr(body).eqns
+    if eqn.primitive.name == "max":
+        return any(isinstance(atom, jex.Literal) for atom in eqn.invars)
+    body = called_jaxpr(eqn.params) if eqn.primitive.name in JITS | CUSTOM_DERIVATIVES else None
+    equations = [] if body is None else open_jaxpr(body).eqns
     return len(equations) == 1 and _is_relu(equations[0])
 
 

@@ -2,10 +2,14 @@
 
 import operator
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxckpt.cost.fusion_rules import unfolded_rules
 from jaxckpt.ir import Graph, Phase
+from jaxckpt.machine import Target
+from jaxckpt.trace import trace_step
 from tests.graphs import Builder
 
 
@@ -87,6 +91,21 @@ def test_a_rule_finds_its_ops(rule, expected):
 def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
     graph = build()
     assert primitives(graph, getattr(unfolded_rules(graph).rows, rule)) == expected
+
+
+@pytest.mark.parametrize(
+    ("widths", "is_joined"), [((64, 128), True), ((64, 64, 64), True), ((64, 100), False), ((128, 0), False)]
+)
+def test_parts_of_whole_tiles_are_joined_in_front_of_each_product(widths, is_joined):
+    """The second product, for the gradient, keeps the axis; with an empty part nothing is joined along it."""
+
+    def loss(weight, *parts):
+        return jnp.square(jnp.tanh(jnp.concatenate(parts, axis=1) @ weight) @ weight.T).sum()
+
+    shapes = (sum(widths), 2048), *((2048, width) for width in widths)
+    graph = trace_step(jax.grad(loss), *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).graph
+    rules = unfolded_rules(graph, Target("h200").rates)
+    assert primitives(graph, rules.products.joined) == ({"concatenate"} if is_joined else set())
 
 
 def test_operands_that_must_be_in_memory():

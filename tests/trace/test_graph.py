@@ -11,7 +11,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxckpt.ir import Kind
+from jaxckpt.ir import Kind, Trait
 from jaxckpt.trace import trace_step
 from jaxckpt.trace.op_facts import Details
 from jaxckpt.trace.sharding import aval_bytes, dtype_bits
@@ -250,3 +250,12 @@ def test_constraints_to_replicate_have_their_own_detail():
     assert replicated.fingerprint != split.fingerprint
     details = {op.detail for op in replicated.ops if op.primitive == "sharding_constraint"}
     assert any("sharding=P" in detail for detail in details)
+
+
+def test_relu_is_a_trait_of_a_maximum_with_a_constant_and_of_its_calls():
+    def repeated(x):
+        return jax.lax.scan(lambda carry, _: (jax.nn.relu(carry), None), x, length=3)[0]
+
+    functions = jax.nn.relu, lambda x: jnp.maximum(x, 0.0), lambda x: jnp.maximum(x, x[::-1]), jax.nn.silu, repeated
+    graphs = (trace_step(gradient(lambda w, x, f=f: f(jnp.tanh(x @ w)) ** 2), W, X).graph for f in functions)
+    assert [any(Trait.RELU in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False, True]
