@@ -185,8 +185,9 @@ class FusionAnalysis:
             readers[instance] += 1
         for step in reversed(steps):
             is_read = any(map(readers.__getitem__, step.writes))
-            if is_read or not isinstance(step, Run) or rules.graph.ops[step.op].effects:
-                needed.append(step)  # compilers leave the others out
+            # Compilers leave the others out. In bodies of loops, too; but of these no compiled program was looked at.
+            if is_read or not isinstance(step, Run) or step.loop is not None or rules.graph.ops[step.op].effects:
+                needed.append(step)
                 for instance in step.reads:
                     readers[instance] += 1
         passed = {*rules.graph.inputs, *rules.graph.constants}
