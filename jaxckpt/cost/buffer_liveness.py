@@ -138,7 +138,7 @@ class BufferLiveness:
         """The buffers that a kernel reads live until now, those that it writes from now on."""
         op, kernels = self.graph.ops[step.op], self.kernels
         needed_bytes = op.workspace_bytes + kernels.padded.size_bytes.get(at, 0)
-        needed_bytes += kernels.library.handed_bytes.get(at, 0)
+        needed_bytes += kernels.library.handed_bytes(at)
         together = kernels.passes.together.get(at, ())
         at = kernels.passes.runs_at.get(at, at)
         if self.graph.loops:

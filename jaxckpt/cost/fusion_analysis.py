@@ -90,7 +90,7 @@ class FusionAnalysis:
             reads = self._read_part(step, reads)
         splits = len(step.writes) > 1 and op in self.rules.partial_reads
         for instance in step.writes:
-            own = self._read_by_part(instance, reads) if splits else reads
+            own = _at_most(self.size_bytes[instance], reads) if splits else reads
             if instance not in materialised:
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
                 if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, own):
@@ -118,13 +118,9 @@ class FusionAnalysis:
         """Of the sources of what a gather or a slice reads, the part of a table or an array that is read."""
         written_bytes = sum(self.size_bytes[i] for i in step.writes)
         if step.op not in self.rules.gathers:
-            return {value: min(read_bytes, written_bytes) for value, read_bytes in reads.items()}
+            return _at_most(written_bytes, reads)
         table, share = self.sources[step.reads[0]], written_bytes / max(1, self.size_bytes[step.reads[0]])
         return {value: int(share * size) if value in table else size for value, size in reads.items()}
-
-    def _read_by_part(self, part: int, reads: SourceBytes) -> SourceBytes:
-        """Of what all parts of an array read what one part does."""
-        return {value: min(read_bytes, self.size_bytes[part]) for value, read_bytes in reads.items()}
 
     def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
@@ -344,6 +340,11 @@ class FusionAnalysis:
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels
+
+
+def _at_most(most_bytes: int, reads: SourceBytes) -> SourceBytes:
+    """The same sources, so many bytes of each at most."""
+    return {source: min(read_bytes, most_bytes) for source, read_bytes in reads.items()}
 
 
 def _wide_reductions(graph: Graph) -> frozenset[int]:

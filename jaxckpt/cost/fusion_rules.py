@@ -177,7 +177,8 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     layouts, derived = Layouts(graph), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     written_views = copies | _gathered_views(graph)
-    joined = ops(lambda op: rates is not None and rates.has_product_library and _is_joined(graph, op))
+    has_library = rates is not None and rates.has_product_library
+    joined = ops(lambda op: has_library and _is_joined(graph, op))
     scattered_into = dict(_scattered_into(graph, fused_scatters))
     own_kernels = copies | _products_in_memory(graph, layouts) | scattered_into.keys()
     exchanged = exchanged_products(graph) - own_kernels
@@ -199,7 +200,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         products=ProductRules(
             dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library.keys(),
             library=library,
-            plain=ops(lambda op: rates is not None and rates.has_product_library and op.primitive == "dot_general"),
+            plain=ops(lambda op: has_library and op.primitive == "dot_general"),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),

@@ -44,20 +44,19 @@ class _Product(NamedTuple):
 
 
 class LibraryProducts:
-    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`).
-
-    Attributes:
-      handed_bytes: For each step that ends the epilogue of such a product what the library hands on to it.
-    """
+    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`)."""
 
     def __init__(self, fusion: FusionAnalysis, rates: Rates):
-        self.handed_bytes: dict[int, int] = {}
         self._fusion = fusion
         self._rates = rates
         self._inside: dict[int, _Product] = {}
         """For each result of a product, and of an op in its epilogue, the product."""
         self._products: dict[int, _Product] = {}
-        """For each step of `handed_bytes` its product."""
+        """For each step that ends an epilogue with a kernel of its own the product."""
+
+    def handed_bytes(self, at: int) -> int:
+        """The bytes that a library hands on to the kernel behind its product, where a step ends the epilogue."""
+        return product.handed_bytes if (product := self._products.get(at)) is not None else 0
 
     def run(self, at: int, step: Run, reads: SourceBytes, arithmetic_s: float) -> None:
         """Follows a product's result through its epilogue; a kernel reads so many bytes of each buffer."""
@@ -78,7 +77,7 @@ class LibraryProducts:
         if is_inside:
             inside[written] = product
         elif product.handed_bytes:
-            self.handed_bytes[at], self._products[at] = product.handed_bytes, product
+            self._products[at] = product
 
     def kernels_s(self, at: int, traffic_bytes: int, arithmetic_s: float) -> float:
         """Seconds of a product with its epilogue: of one kernel, or of the library's and the one behind it."""

@@ -21,6 +21,8 @@ from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, called_jaxpr, const
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 """Parameters with names that people give; the computation does not depend on them."""
+_RELU_CALLS = JITS | CUSTOM_DERIVATIVES
+"""`jax.nn.relu` is a function with a derivative rule around a jitted one."""
 _FRAMES = 40
 """Frames looked at, from the innermost; JAX's own do not count. Bounds the cost; no benchmark fixed the exact value."""
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
@@ -140,10 +142,10 @@ class TraitFinder:
 
 
 def _is_relu(eqn: jex.JaxprEqn) -> bool:
-    """True for a call that takes the maximum of an array and a literal, and does nothing else."""
+    """True for the maximum of an array and a literal, and for a call that does nothing else."""
     if eqn.primitive.name == "max":
         return any(isinstance(atom, jex.Literal) for atom in eqn.invars)
-    body = called_jaxpr(eqn.params) if eqn.primitive.name in JITS | CUSTOM_DERIVATIVES else None
+    body = called_jaxpr(eqn.params) if eqn.primitive.name in _RELU_CALLS else None
     equations = [] if body is None else open_jaxpr(body).eqns
     return len(equations) == 1 and _is_relu(equations[0])
 
