@@ -306,32 +306,35 @@ class SimpleRules(Generator):
 
 
 class NearMisses(Generator):
-    """Compiled plans that are faster than the best one and a little too large, changed by a local search.
+    """Compiled plans that are faster than the best one and a little too large, changed so that they should fit.
 
-    A plan of the solver can also be asked for with less memory (`SolverPlans`), the plan of a rule only be changed.
-    On large graphs there is no local search (`Effort.op_runs`), and so no candidate.
+    A plan of the solver can also be asked for with less memory (`SolverPlans`), the plan of a rule only be changed. A
+    local search changes it in many places, and may lose what the compiler does better than predicted with the plan of
+    the rule. Where it is too large again, the plan is changed in one place. On large graphs there is no local search
+    (`Effort.op_runs`), and so no candidate.
     """
 
     def __init__(self, solver: OptimalSolver):
-        self._solver = solver
-        self._changed: dict[ir.GraphPlan, ir.GraphPlan] = {}
+        self._changes = solver.neighbour, solver.nearest
+        self._changed: dict[ir.GraphPlan, list[ir.GraphPlan]] = {}
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """For each such plan its neighbour of as many bytes less as it was too large."""
+        """For each such plan a neighbour of as many bytes less as it was too large; once that is too large, another."""
         enough_s = sys.maxsize if pool.best is None else pool.step_s(pool.best)
+        too_large = {compiled.plan for compiled in pool.compiled if not compiled.fits(pool.limit_bytes)}
         for compiled in pool.compiled:
             plan, excess_bytes = compiled.plan, compiled.footprint.total_bytes - pool.limit_bytes
             is_near = 0 < excess_bytes <= NEAR_MISS * pool.limit_bytes
-            is_changed = plan in self._changed.values()
+            is_changed = any(plan in plans for plans in self._changed.values())
             if not is_near or pool.step_s(compiled) >= enough_s or is_changed or plan.host_arguments:
                 continue
             asked_bytes = plan.predicted.temp_bytes - excess_bytes
-            if plan not in self._changed:
-                self._changed[plan] = self._solver.neighbour(plan, asked_bytes)
-            changed = self._changed[plan]
-            if changed.predicted.temp_bytes <= asked_bytes:
-                total_bytes = changed.predicted.total_bytes + compiled.model_error_bytes
-                yield Candidate(changed, total_bytes, pool.slowdown(compiled) * changed.predicted.step_s)
+            changed = self._changed.setdefault(plan, [])
+            if len(changed) < len(self._changes) and too_large.issuperset(changed):
+                changed.append(self._changes[len(changed)](plan, asked_bytes))
+            if changed[-1].predicted.temp_bytes <= asked_bytes:
+                total_bytes = changed[-1].predicted.total_bytes + compiled.model_error_bytes
+                yield Candidate(changed[-1], total_bytes, pool.slowdown(compiled) * changed[-1].predicted.step_s)
 
 
 class SplitLoops(Generator):

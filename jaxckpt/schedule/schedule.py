@@ -23,7 +23,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    (common subexpression elimination). Clones are connected if one reads what the other writes, or if both read the
    same array; a saved value in between separates them. XLA's scheduler may start all clones behind a barrier at once.
    Clones that are not connected start together if the backward has no value in memory between their first readers: a
-   barrier there would split a kernel in two (a dropout's mask and the activation before it).
+   barrier there would split a kernel in two (a dropout's mask and the activation before it). So do clones that take
+   little memory beside what a barrier of their own would write (the positions at which a gradient is added).
 
      drop 1 and 2       0  1  2  3  4  5  barrier [0] after 6  0*  1*  6  7
      drop 1 and 3, save 2

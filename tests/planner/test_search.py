@@ -146,6 +146,25 @@ def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():
     assert not list(misses.fastest(far))
 
 
+def test_a_plan_that_a_local_search_made_no_smaller_is_changed_in_one_place():
+    """The compiler takes a fifth more temporaries than predicted for the rule, and two fifths for all others."""
+    factors = {}
+    planner = planner_of(lambda plan: factors.get(plan, 1.4))
+    rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    factors[rule] = 1.2
+    misses = NearMisses(OptimalSolver(replace(planner.problem, effort=Effort())))
+    pool = CandidatePool(planner, int(0.98 * inflated(rule, 1.2).total_bytes), Limits())
+    pool.compile(rule, misses)
+    (searched,) = misses.fastest(pool)
+    assert (searched,) == tuple(misses.fastest(pool))
+    pool.compile(searched.plan, misses)
+    (nearest,) = misses.fastest(pool)
+    assert nearest.plan not in (rule, searched.plan)
+    assert len({*rule.stages} ^ {*nearest.plan.stages}) <= 1
+    pool.compile(nearest.plan, misses)
+    assert tuple(misses.fastest(pool)) == (nearest,)  # no third one
+
+
 def test_a_solver_that_may_fit_within_the_error_of_others_is_tried_beside_a_plan_that_fits():
     """Rows in pieces were predicted a little above a budget that slower plans met, and would have fit."""
     planner = planner_of(lambda plan: 0.9)

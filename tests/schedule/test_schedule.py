@@ -115,6 +115,26 @@ def test_clones_that_one_kernel_reads_start_behind_one_barrier():
     assert barriers[0].endswith(f"after {product}")
 
 
+@pytest.mark.parametrize(("size_bytes", "starts_earlier"), [(250, True), (251, False)])
+def test_small_clones_start_behind_the_barrier_before(size_bytes, starts_earlier):
+    """Positions of a gather: its gradient is the second product of the backward, of 4,000 bytes."""
+    build = Builder()
+    x, index = build.input(4000), build.input(size_bytes)
+    saved = build.op("dot_general", x, size_bytes=4000)
+    active = build.op("tanh", saved, size_bytes=4000)
+    positions = build.op("add", index, size_bytes=size_bytes)
+    end = build.op("dot_general", active, positions, size_bytes=4000)
+    first = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    second = build.op("dot_general", first, active, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("scatter-add", second, positions, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[active, positions], save=[saved])))
+    barriers = [step for step in steps if step.startswith("barrier")]
+    if starts_earlier:
+        assert barriers == [f"barrier [{index}, {saved}] after {first}"]
+    else:
+        assert barriers == [f"barrier [{saved}] after {first}", f"barrier [{index}] after {second}"]
+
+
 def test_a_barrier_waits_for_no_value_inside_a_kernel():
     """The elementwise op between the last product and the reader is no frontier: a barrier would split its kernel."""
     build = Builder()

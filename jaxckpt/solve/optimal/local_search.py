@@ -11,6 +11,7 @@ are not searched. Read after `jaxckpt.solve.stages`.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
@@ -48,14 +49,9 @@ class LocalSearch:
         The same plan if the graph is too large for the problem's effort, or if the plan offloads or shards values
         without a required decision.
         """
-        problem, left = self.problem, self._replays
-        if left < problem.effort.fewest_replays or problem.moves(plan):
+        if not self._searches(plan):
             return plan
-        state = _State(
-            saved=frozenset(v for v, decision in plan.decisions.items() if isinstance(decision, Save)),
-            stages=plan.stages,
-            untouched=problem.read_after_forward - frozenset(plan.decisions) - problem.graph.results,
-        )
+        problem, left, state = self.problem, self._replays, self._state_of(plan)
         plan, figures = self._judge(state, plan.strategy)
         rank = figures.rank(temp_budget_bytes)
         tried = {state}
@@ -77,6 +73,29 @@ class LocalSearch:
             if at == len(changes) or (at >= len(decisions) and repeats_decisions):
                 at = 0
         return self._without_needless_clones(state, plan)
+
+    def nearest(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan:
+        """The fastest plan within a budget that differs from a plan in one place, else the one of least memory.
+
+        The same plan where `improve` gives the same plan.
+        """
+        if not self._searches(plan):
+            return plan
+        state = self._state_of(plan)
+        changes = (*_other_decisions(self.problem, state), *_other_cuts(self.problem, state))
+        states = islice((changed for change in changes for changed in change(state)), self._replays)
+        judged = (self._judge(changed, plan.strategy) for changed in states)
+        return min(judged, key=lambda each: each[1].rank(temp_budget_bytes), default=(plan, None))[0]
+
+    def _searches(self, plan: GraphPlan) -> bool:
+        return self._replays >= self.problem.effort.fewest_replays and not self.problem.moves(plan)
+
+    def _state_of(self, plan: GraphPlan) -> _State:
+        return _State(
+            saved=frozenset(v for v, decision in plan.decisions.items() if isinstance(decision, Save)),
+            stages=plan.stages,
+            untouched=self.problem.read_after_forward - frozenset(plan.decisions) - self.problem.graph.results,
+        )
 
     def _without_needless_clones(self, state: _State, plan: GraphPlan) -> GraphPlan:
         """The plan without the clones of each stage that make it neither smaller nor faster, from the last stage on.

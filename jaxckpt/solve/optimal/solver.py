@@ -91,6 +91,10 @@ class OptimalSolver:
         """The fastest plan within a budget of temporaries that a local search finds from another plan."""
         return self._local_search.improve(plan, temp_budget_bytes)
 
+    def nearest(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan:
+        """The fastest plan within a budget of temporaries that differs from another plan in one place."""
+        return self._local_search.nearest(plan, temp_budget_bytes)
+
     def bounded(self, plan: GraphPlan) -> GraphPlan:
         """A plan with a lower bound of its seconds: those of the fastest plan of all, where no better one is known."""
         return plan if plan.predicted.bound_s is not None else _bounded(plan, self._least_s)

@@ -30,6 +30,24 @@ def test_a_value_that_there_is_room_for_is_kept():
     assert polished.predicted.recomputed_ops < full.predicted.recomputed_ops
 
 
+def test_the_nearest_plan_differs_in_one_value_or_cut():
+    problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
+    plan = solve(problem, "sqrt")
+    search, budget = LocalSearch(problem), plan.predicted.temp_bytes - 1
+    nearest = search.nearest(plan, budget)
+    values = plan.decisions.keys() | nearest.decisions.keys()
+    changed = [v for v in values if plan.decisions.get(v) != nearest.decisions.get(v)]
+    assert nearest.predicted.temp_bytes <= budget
+    assert len(changed) + len({*plan.stages} ^ {*nearest.stages}) == 1
+
+
+def test_without_a_plan_that_fits_the_nearest_one_is_smaller():
+    problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
+    plan = solve(problem, "sqrt")
+    nearest = LocalSearch(problem).nearest(plan, 0)
+    assert nearest.predicted.temp_bytes < plan.predicted.temp_bytes
+
+
 def with_shared_product(layers: int) -> Graph:
     """Layers that all read one product of the arguments, and their gradients, of which none reads that product."""
     build = Builder()
@@ -67,3 +85,4 @@ def test_a_graph_too_large_to_replay_often_is_left_as_it_is():
     problem = Problem(graph=chain(3000), rates=RATES)
     full = solve(problem, "full")
     assert LocalSearch(problem).improve(full, None) is full
+    assert LocalSearch(problem).nearest(full, 0) is full
