@@ -455,7 +455,7 @@ class Planner:
     def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
         transformed = self.transformed_step(plan)
-        return rewrite(self.traced, plan, stacked=self.target.platform == "tpu", transformed=transformed)
+        return rewrite(self.traced, plan, for_tpu=self.target.platform == "tpu", transformed=transformed)
 
     def transformed_step(self, plan: ir.GraphPlan) -> Traced:
         """The step whose values a plan decides on: rows in pieces, loops split and tiled as the plan says."""

@@ -170,7 +170,7 @@ def _is_called_by_jax() -> bool:
 
 def _rewritten(traced: Traced, plan: GraphPlan) -> Rewritten:
     """A rewritten step that the compilers of its devices get right, and that all processes of the run agree on."""
-    found = rewrite(traced, plan, stacked="tpu" in platforms(traced))
+    found = rewrite(traced, plan, for_tpu="tpu" in platforms(traced))
     for platform in platforms(traced):
         refuse_miscompiled(
             found.traced.graph,

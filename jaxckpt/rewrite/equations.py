@@ -30,6 +30,7 @@ from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
 from jaxckpt.program.flat_program import Atom, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_boundary, varying_axes_key
+from jaxckpt.rewrite.flat_stacks import FlatStacks
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.initialisers import only_added
@@ -38,9 +39,9 @@ from jaxckpt.schedule.steps import Why
 from jaxckpt.trace import Traced
 
 
-def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> tuple[list[Equation], list[Atom]]:
-    """The equations of a schedule, each with its loop, and the results; `stacked`, on one device, as for `rewrite`."""
-    emitter = _Emitter(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
+def equations(traced: Traced, schedule: Schedule, *, for_tpu: bool = False) -> tuple[list[Equation], list[Atom]]:
+    """The equations of a schedule, each with its loop, and the results; `for_tpu` as for `rewrite`."""
+    emitter = _Emitter(traced, schedule, for_tpu=for_tpu)
     for number, step in enumerate(schedule.steps):
         match step:
             case Run():
@@ -57,7 +58,7 @@ _Pass = tuple[int, int | None]
 
 
 class _Emitter:
-    def __init__(self, traced: Traced, schedule: Schedule, *, stacked: bool):
+    def __init__(self, traced: Traced, schedule: Schedule, *, for_tpu: bool):
         self.eqns: list[Equation] = []
         self._traced = traced
         self._schedule = schedule
@@ -69,14 +70,17 @@ class _Emitter:
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' values."""
         apart = {*traced.graph.inputs, *traced.graph.outputs}
-        self._stacks = HostStacks(self._variables, schedule, stacked=stacked, apart=apart)
+        on_one_device = traced.mesh is None or traced.mesh.size <= 1
+        self._stacks = HostStacks(self._variables, schedule, stacked=for_tpu and on_one_device, apart=apart)
+        is_flat = self._has_clones and not traced.graph.mesh and not for_tpu
+        self._flat_stacks = FlatStacks(traced.graph, schedule, self.eqns) if is_flat else None
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
         if step.is_clone:
             self._new_variables(step.writes)
         reads = iter(step.reads)
-        invars = [self._variables[next(reads)] if isinstance(atom, jex.Var) else atom for atom in eqn.invars]
+        invars = [self._operand(next(reads), step) if isinstance(atom, jex.Var) else atom for atom in eqn.invars]
         outvars = [self._variables[instance] for instance in step.writes]
         info = eqn.source_info
         if step.is_clone:
@@ -91,6 +95,15 @@ class _Emitter:
         params = dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
         written = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
         self.eqns.append(Equation(written, loop=step.loop, manual=manual))
+        if self._flat_stacks is not None:
+            self._flat_stacks.made(step, written)
+
+    def _operand(self, instance: int, step: Run) -> jex.Var:
+        """The variable of an instance that an op reads."""
+        variable = self._variables[instance]
+        if self._flat_stacks is None:
+            return variable
+        return self._flat_stacks.read(instance, variable, step, self._ops[step.op])
 
     def _begins_with_zeros(self, op: int) -> bool:
         """True if zeros of a pooling's gradient have to be kept from being early: XLA scatters into an addend."""

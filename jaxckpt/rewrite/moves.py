@@ -51,9 +51,9 @@ def copy_options(plan: GraphPlan, platform: str) -> tuple[tuple[str, Any], ...]:
     return (_COPY_LIMIT,) if platform == "cuda" and plan.copies else ()
 
 
-def copy_metadata(plan: GraphPlan, *, stacked: bool) -> AbstractContextManager[Any]:
+def copy_metadata(plan: GraphPlan, *, for_tpu: bool) -> AbstractContextManager[Any]:
     """A context whose equations carry `_KERNEL_NS`, if a plan has values in host memory; none in steps for TPUs."""
-    return set_xla_metadata(latency_metadata=str(_KERNEL_NS)) if plan.copies and not stacked else nullcontext()
+    return set_xla_metadata(latency_metadata=str(_KERNEL_NS)) if plan.copies and not for_tpu else nullcontext()
 
 
 def move_eqn(

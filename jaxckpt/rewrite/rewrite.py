@@ -30,15 +30,15 @@ class Rewritten:
     """A step that carries out a plan.
 
     `traced` has its rows in pieces, its loops split or tiled and its state in host memory as the plan says. Each run of
-    the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan. `stacked` says
-    that offloaded values are rows of one array, as steps for TPUs need it.
+    the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan. `for_tpu` says
+    that it is written as steps for TPUs need it: offloaded values are rows of one array.
     """
 
     traced: Traced
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
     jaxpr: AnyJaxpr = field(repr=False)
-    stacked: bool = False
+    for_tpu: bool = False
 
     @property
     def in_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
@@ -52,16 +52,17 @@ class Rewritten:
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
-        with copy_metadata(self.plan, stacked=self.stacked):
+        with copy_metadata(self.plan, for_tpu=self.for_tpu):
             return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
 
 
-def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transformed: Traced | None = None) -> Rewritten:
+def rewrite(traced: Traced, plan: GraphPlan, *, for_tpu: bool = False, transformed: Traced | None = None) -> Rewritten:
     """Carries out a plan on a traced step, as it was traced.
 
-    Without decisions the equations are the step's own. With `stacked` offloaded values are rows of one array on the
-    host, as steps for TPUs need it. `transformed` is the result of `transformed_step`, where it exists already. A step
-    that is not well-typed afterwards (jax.extend.core.JaxprTypeError) is a bug of ours.
+    Without decisions the equations are the step's own. With `for_tpu` offloaded values are rows of one array on the
+    host, as steps for TPUs need it, and residual stacks have the shape of their values. `transformed` is the result of
+    `transformed_step`, where it exists already. A step that is not well-typed afterwards
+    (jax.extend.core.JaxprTypeError) is a bug of ours.
     """
     check_planned(traced, plan)
     if transformed is None:
@@ -69,11 +70,11 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
     if plan.host_arguments:
         transformed = with_host_arguments(transformed, plan.host_arguments)
     steps = schedule(transformed.graph, plan)
-    eqns, outvars = equations(transformed, steps, stacked=stacked)
+    eqns, outvars = equations(transformed, steps, for_tpu=for_tpu)
     program = _with_scheduled_loops(transformed) if plan.decisions else transformed.program
     closed = closed_jaxpr(program, eqns, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
-    return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed, stacked=stacked)
+    return Rewritten(traced=transformed, plan=plan, schedule=steps, jaxpr=closed, for_tpu=for_tpu)
 
 
 def _in_memory(sharding: jax.sharding.Sharding | None, atom: Atom) -> jax.sharding.Sharding | None:

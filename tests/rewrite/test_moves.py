@@ -108,7 +108,7 @@ def test_only_steps_with_copies_tell_the_scheduler_how_long_kernels_take(decisio
     assert ("latency_metadata" in text) is expected
     assert bool(copy_options(rewritten.plan, "cuda")) is expected
     assert not copy_options(rewritten.plan, "tpu")
-    for_tpu = jax.jit(rewrite(traced, rewritten.plan, stacked=True).call).lower(*traced.specs).as_text()
+    for_tpu = jax.jit(rewrite(traced, rewritten.plan, for_tpu=True).call).lower(*traced.specs).as_text()
     assert "latency_metadata" not in for_tpu
 
 
@@ -141,7 +141,7 @@ def test_the_compiler_puts_it_on_the_host_all_at_once():
 def test_values_in_rows_of_one_array_are_the_same_to_the_bit(prefetch):
     args = arguments()
     traced, alone = planned(keeping(Offload(prefetch=prefetch)), *args)
-    stacked = rewrite(traced, alone.plan, stacked=True)
+    stacked = rewrite(traced, alone.plan, for_tpu=True)
     names = [eqn.primitive.name for eqn in equations(stacked)]
     assert names.count("dynamic_update_slice") == names.count("dynamic_slice") == 4
     for one, other in zip(*(quick_jit(each.call)(*jax.tree.leaves(args)) for each in (alone, stacked)), strict=True):
@@ -150,7 +150,7 @@ def test_values_in_rows_of_one_array_are_the_same_to_the_bit(prefetch):
 
 def test_each_row_is_written_once_into_the_newest_array():
     traced, alone = planned(keeping(Offload()), *arguments())
-    eqns = equations(rewrite(traced, alone.plan, stacked=True))
+    eqns = equations(rewrite(traced, alone.plan, for_tpu=True))
     arrays = [v for eqn in eqns for v in eqn.outvars if v.aval.shape == (4, 16, 32) and "host" in str(v.aval)]
     rows = [int(eqn.invars[2].val) for eqn in eqns if eqn.primitive.name == "dynamic_update_slice"]
     assert rows == [0, 1, 2, 3]
@@ -172,7 +172,7 @@ def test_a_value_of_its_own_type_has_an_array_with_an_empty_row():
         if traced.graph.values[v].shape == (4, 8) and v not in traced.graph.inputs
     )
     plan = jaxckpt.ir.GraphPlan(fingerprint=traced.graph.fingerprint, decisions={away: Offload()})
-    stacked = rewrite(traced, plan, stacked=True)
+    stacked = rewrite(traced, plan, for_tpu=True)
     assert any(v.aval.shape == (2, 4, 8) for eqn in equations(stacked) for v in eqn.outvars)
     for found, expected in zip(jax.jit(stacked.call)(*args), jax.tree.leaves(jax.jit(one)(*args)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
