@@ -30,7 +30,7 @@ from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
 from jaxckpt.program.flat_program import Atom, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_boundary, varying_axes_key
-from jaxckpt.rewrite.flat_stacks import FlatStacks
+from jaxckpt.rewrite.flat_stacks import FlatStacks, read_in_other_loops
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.initialisers import only_added
@@ -72,8 +72,9 @@ class _Emitter:
         apart = {*traced.graph.inputs, *traced.graph.outputs}
         on_one_device = traced.mesh is None or traced.mesh.size <= 1
         self._stacks = HostStacks(self._variables, schedule, stacked=for_tpu and on_one_device, apart=apart)
-        is_flat = self._has_clones and not traced.graph.mesh and not for_tpu
-        self._flat_stacks = FlatStacks(traced.graph, schedule, self.eqns) if is_flat else None
+        has_flat_stacks = self._has_clones and not traced.graph.mesh and not for_tpu
+        flat = read_in_other_loops(traced.graph, schedule) if has_flat_stacks else {}
+        self._flat_stacks = FlatStacks(traced.graph, flat, self.eqns)
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
@@ -88,22 +89,18 @@ class _Emitter:
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
             invars = self._literals_behind(step, invars, manual)
-        if eqn.primitive.name == POOLING_GRADIENT and manual is None and self._begins_with_zeros(step.op):
-            self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
-            return
         # A slice in another loop is of that loop.
         params = dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
         written = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
-        self.eqns.append(Equation(written, loop=step.loop, manual=manual))
-        if self._flat_stacks is not None:
-            self._flat_stacks.made(step, written)
+        if eqn.primitive.name == POOLING_GRADIENT and manual is None and self._begins_with_zeros(step.op):
+            self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
+        else:
+            self.eqns.append(Equation(written, loop=step.loop, manual=manual))
+        self._flat_stacks.made(step, written)
 
     def _operand(self, instance: int, step: Run) -> jex.Var:
         """The variable of an instance that an op reads."""
-        variable = self._variables[instance]
-        if self._flat_stacks is None:
-            return variable
-        return self._flat_stacks.read(instance, variable, step, self._ops[step.op])
+        return self._flat_stacks.read(instance, self._variables[instance], step, self._ops[step.op])
 
     def _begins_with_zeros(self, op: int) -> bool:
         """True if zeros of a pooling's gradient have to be kept from being early: XLA scatters into an addend."""

@@ -13,6 +13,8 @@ step reads: one of both shapes would be stored twice. Not on several devices, wh
 resharded, and not for TPUs, where they have other tiles. Read after `jaxckpt.schedule.layout`.
 """
 
+from collections.abc import Mapping
+
 import jax.extend.core as jex
 
 from jaxckpt.ir import Graph
@@ -28,13 +30,12 @@ class FlatStacks:
 
     Args:
       graph: The step.
-      schedule: What is made and read where.
+      instances: The instances that are stacked flat, each with the loop that makes it.
       eqns: The equations so far, to which those of this class are added.
     """
 
-    def __init__(self, graph: Graph, schedule: Schedule, eqns: list[Equation]):
-        self._graph, self._eqns = graph, eqns
-        self._instances = _read_in_other_loops(graph, schedule)
+    def __init__(self, graph: Graph, instances: Mapping[int, int], eqns: list[Equation]):
+        self._graph, self._instances, self._eqns = graph, instances, eqns
         self._flat: dict[int, jex.Var] = {}
         self._shaped: dict[tuple[int, int | None], jex.Var] = {}
 
@@ -61,10 +62,10 @@ class FlatStacks:
         return eqn.outvars[0]
 
 
-def _read_in_other_loops(graph: Graph, schedule: Schedule) -> dict[int, int]:
-    """Instances with the layout of their shape that runs in other loops read, and nothing else outside their own loop.
+def read_in_other_loops(graph: Graph, schedule: Schedule) -> dict[int, int]:
+    """Instances with the layout of their shape that ops in other loops read, and nothing else outside their own loop.
 
-    By instance the loop that makes it.
+    Each with the loop that makes it.
     """
     made_in: dict[int, int] = {}
     found: dict[int, int] = {}

@@ -76,5 +76,5 @@ def test_kernels_of_a_compiled_decoder_move_fewer_bytes(monkeypatch):
         return sum(each.count * each.traffic_bytes for each in planner.measure(dots).footprint.memory.kernels)
 
     flat_bytes = traffic_bytes()
-    monkeypatch.setattr("jaxckpt.rewrite.equations.FlatStacks", lambda *_: None)
+    monkeypatch.setattr("jaxckpt.rewrite.equations.read_in_other_loops", lambda *_: {})
     assert flat_bytes < 0.97 * traffic_bytes()
