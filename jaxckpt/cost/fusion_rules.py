@@ -174,7 +174,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     def ops(condition: Callable[[Op], bool]) -> Ops:
         return frozenset(op.id for op in graph.ops if condition(op))
 
-    layouts, derived = Layouts(graph), argument_derived_values(graph)
+    layouts, derived = graph.once(Layouts), argument_derived_values(graph)
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     written_views = copies | _gathered_views(graph)
     has_library = rates is not None and rates.has_product_library

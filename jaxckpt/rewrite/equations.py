@@ -30,7 +30,7 @@ from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
 from jaxckpt.program.flat_program import Atom, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_boundary, varying_axes_key
-from jaxckpt.rewrite.flat_stacks import FlatStacks, read_in_other_loops
+from jaxckpt.rewrite.flat_residual_stacks import FlatResidualStacks, read_in_other_loops
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.initialisers import only_added
@@ -74,7 +74,7 @@ class _Emitter:
         self._stacks = HostStacks(self._variables, schedule, stacked=for_tpu and on_one_device, apart=apart)
         has_flat_stacks = self._has_clones and not traced.graph.mesh and not for_tpu
         flat = read_in_other_loops(traced.graph, schedule) if has_flat_stacks else {}
-        self._flat_stacks = FlatStacks(traced.graph, flat, self.eqns)
+        self._flat_stacks = FlatResidualStacks(traced.graph, flat, self.eqns)
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
@@ -96,11 +96,11 @@ class _Emitter:
             self.eqns += [Equation(each, loop=step.loop) for each in _pooling_gradient(eqn, invars, outvars[0])]
         else:
             self.eqns.append(Equation(written, loop=step.loop, manual=manual))
-        self._flat_stacks.made(step, written)
+        self._flat_stacks.flatten(step, written)
 
     def _operand(self, instance: int, step: Run) -> jex.Var:
         """The variable of an instance that an op reads."""
-        return self._flat_stacks.read(instance, self._variables[instance], step, self._ops[step.op])
+        return self._flat_stacks.operand(instance, self._variables[instance], step, self._ops[step.op])
 
     def _begins_with_zeros(self, op: int) -> bool:
         """True if zeros of a pooling's gradient have to be kept from being early: XLA scatters into an addend."""

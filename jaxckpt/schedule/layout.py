@@ -172,7 +172,7 @@ def read_in_default_layout(graph: Graph) -> frozenset[int]:
       With groups of query heads, `einsum("bqkgd,bskd->bkgqs", q, k)` has the layout (b, k, s, q, g), and so has its
       softmax; `einsum("bkgqs,bskd->bqkgd", weights, v)` goes over (g, q) with one stride.
     """
-    layouts = Layouts(graph)
+    layouts = graph.once(Layouts)
     found = set()
     for op in graph.ops:
         for read, groups in _operands(graph, op):

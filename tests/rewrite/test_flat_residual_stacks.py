@@ -1,4 +1,4 @@
-"""Residuals of loops are stacked flat: the same bits, and no stack of a compiled program is transposed."""
+"""Residual stacks of flat arrays: the same bits, and kernels of a compiled program move fewer bytes."""
 
 import jax.numpy as jnp
 import pytest
@@ -67,7 +67,7 @@ def test_a_transposed_product_keeps_its_shape():
 
 @needs_compiler
 def test_kernels_of_a_compiled_decoder_move_fewer_bytes(monkeypatch):
-    """With shaped stacks the product for the gradient of the up projection asks for a transposed one."""
+    """With shaped residual stacks the product for the gradient of the up projection asks for a transposed one."""
 
     def traffic_bytes():
         step = scanned_parallel_decoder(width=256, heads=4, layers=4, batch=4, length=256)

@@ -1,16 +1,17 @@
-"""Stacked residuals of loops as flat arrays, which have one layout.
+"""Residual stacks of flat arrays, which have one layout.
 
-XLA for GPUs lets the kernels of a backward loop choose the layout of a residual's stack. Example: a product that gives
+XLA for GPUs lets the kernels of a backward loop choose the layout of a residual stack. Example: a product that gives
 the gradient of a weight reads its cotangent transposed; elementwise ops pass this layout on to the residuals that they
-read, and so to the stack. Then the forward loop transposes each slice before it is written, and the backward loop
-transposes it again for other products. Nothing of this happens where the body of one loop flattens a slice, and that of
-the other gives it its shape again, both without a kernel. A scanned decoder whose attention and feed-forward part read
-one norm takes 26.3 ms under the rule `dots` without flat stacks, and 24.1 with them (estimates, H200); of 19 plans for
-three scanned decoders 12 are faster by 0.3% to 10%, and none is slower.
+read, and so to the residual stacks. Then the forward loop transposes each slice before it is written, and the backward
+loop transposes it again for other products. Nothing of this happens where the body of one loop flattens a slice, and
+that of the other gives it its shape again, both without a kernel. A scanned decoder whose attention and feed-forward
+part read one norm takes 26.3 ms under the rule `dots` with residual stacks of shaped arrays, and 24.1 with flat ones
+(estimates, H200); of 19 plans for three scanned decoders 11 are faster by 0.4% to 10%, and none is slower.
 
-Values with another layout than their shape stay as they are: to flatten them is a copy. So do stacks that some other
-step reads: one of both shapes would be stored twice. Not on several devices, where flat arrays would have to be
-resharded, and not for TPUs, where they have other tiles. Read after `jaxckpt.schedule.layout`.
+Values with another layout than their shape stay as they are: to flatten them is a copy. So do values that anything but
+an op of another loop reads outside their own loop: they would be stored flat and shaped. Not on several devices, where
+flat arrays would have to be resharded, and not for TPUs, where they have other tiles. Read after
+`jaxckpt.schedule.layout`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from jaxckpt.schedule import Run, Schedule
 from jaxckpt.schedule.layout import Layouts
 
 
-class FlatStacks:
+class FlatResidualStacks:
     """Adds the equations that flatten values in the loop that makes them, and shape them in loops that read them.
 
     Args:
@@ -39,13 +40,13 @@ class FlatStacks:
         self._flat: dict[int, jex.Var] = {}
         self._shaped: dict[tuple[int, int | None], jex.Var] = {}
 
-    def made(self, step: Run, written: jex.JaxprEqn) -> None:
+    def flatten(self, step: Run, written: jex.JaxprEqn) -> None:
         """Flattens the results of an equation that other loops read."""
         for instance, variable in zip(step.writes, written.outvars, strict=True):
             if instance in self._instances:
                 self._flat[instance] = self._add(variable, (-1,), step, written)
 
-    def read(self, instance: int, variable: jex.Var, step: Run, reader: jex.JaxprEqn) -> jex.Var:
+    def operand(self, instance: int, variable: jex.Var, step: Run, reader: jex.JaxprEqn) -> jex.Var:
         """The variable of an instance in the loop of its reader."""
         loop = self._instances.get(instance)
         if loop is None or loop in self._graph.path(step.loop):
@@ -67,20 +68,20 @@ def read_in_other_loops(graph: Graph, schedule: Schedule) -> dict[int, int]:
 
     Each with the loop that makes it.
     """
-    made_in: dict[int, int] = {}
+    loop_of: dict[int, int] = {}
     found: dict[int, int] = {}
     others: set[int] = set()
     for step in schedule.steps if graph.loops else ():
         is_run = isinstance(step, Run) and step.loop is not None and graph.loops[step.loop].rolled
         enters_or_leaves = isinstance(step, Run) and graph.ops[step.op].primitive in LOOP_BOUNDARIES
         for read in step.reads:
-            if read in made_in and made_in[read] not in graph.path(step.loop):
+            if read in loop_of and loop_of[read] not in graph.path(step.loop):
                 if is_run and not enters_or_leaves:
-                    found[read] = made_in[read]
+                    found[read] = loop_of[read]
                 else:
                     others.add(read)
         if is_run:
-            made_in.update(dict.fromkeys(step.writes, step.loop))
+            loop_of.update(dict.fromkeys(step.writes, step.loop))
     return {v: loop for v, loop in found.items() if v not in others and _is_shaped(graph, schedule.origin[v])}
 
 
