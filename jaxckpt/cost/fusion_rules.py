@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from jaxckpt.cost.padding import sums_padded_parts
+from jaxckpt.cost.padding import parts_bytes, sums_padded_parts
 from jaxckpt.cost.rates import Rates, is_threefry_draw
 from jaxckpt.ir import Graph, Kind, Op, Phase, Trait
 from jaxckpt.ir.regions import CARRY, SLICE
@@ -51,6 +51,9 @@ product along the axis that it sums over, and add the parts up in another kernel
 _JOINED_LENGTH = 64
 """The kernel of a product reads a concatenation in tiles: each part has a multiple of so many elements (XLA's
 `kMinConcatFragmentSize`)."""
+_ROWS_LENGTH = 16
+"""It reads rows in tiles too. With three axes of rows, of which the last has 16 elements, XLA joins (jax 0.12.0.1), and
+with 20 it does not."""
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
@@ -306,7 +309,9 @@ def _is_joined(graph: Graph, op: Op) -> bool:
     """True for a concatenation, in parts of whole tiles, that products alone read, one of them over other axes.
 
     So is the gradient of a `split` behind a product. XLA first puts it into the kernels of those products, which so
-    read its operands, and then lets a library compute the products: each has a concatenation of its own.
+    read its operands, and then lets a library compute the products: each has a concatenation of its own, except for a
+    product that is summed in parts. If the rows are several axes, such a product takes no concatenation in at all, nor
+    does any product whose tiles cross the last of these axes.
     """
     if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
         return False
@@ -317,7 +322,12 @@ def _is_joined(graph: Graph, op: Op) -> bool:
     if axis is None or any(shape[axis] % _JOINED_LENGTH for shape in shapes):
         return False
     readers = [graph.ops[reader] for reader in graph.readers[written]]
-    return any(keeps_axis(graph, reader, written, axis) for reader in readers)
+    others = [length for i, length in enumerate(graph.values[written].shape) if i != axis and length > 1]
+    is_one_axis, is_tiled = len(others) == 1, bool(others) and others[-1] % _ROWS_LENGTH == 0
+    return any(
+        keeps_axis(graph, reader, written, axis) and (is_one_axis or (is_tiled and not parts_bytes(graph, reader)))
+        for reader in readers
+    )
 
 
 def _with_merged_axes(graph: Graph) -> Ops:

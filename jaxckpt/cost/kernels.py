@@ -10,8 +10,8 @@ Loops over the same array share a kernel (`shared_passes`).
 Read after `shared_passes` and `rates`; `replay` asks.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -243,15 +243,23 @@ class ScheduleKernels:
     def _further_copies(self, at: int, op: Op, written: Sequence[int]) -> int:
         """How many products besides the first have an operand computed for themselves (rule 9)."""
         products = self.rules.products
-        is_loaded = op.id in products.loaded_operands and self.passes.is_loaded(at)
-        return max(0, self._reading_products[written[0]] - 1) if is_loaded or op.id in products.joined else 0
+        if op.id in products.joined:
+            with_copies: Collection[int] = products.library
+        elif op.id in products.loaded_operands and self.passes.is_loaded(at):
+            with_copies = products.plain
+        else:
+            return 0
+        return max(0, sum(product in with_copies for product in self._reading_products[written[0]]) - 1)
 
     @cached_property
-    def _reading_products(self) -> Counter[int]:
-        """For each instance how many products of a library read it."""
-        plain = self.rules.products.plain
-        steps = (step for step in self.schedule.steps if isinstance(step, Run) and step.op in plain)
-        return Counter(instance for step in steps for instance in set(step.reads))
+    def _reading_products(self) -> Mapping[int, list[int]]:
+        """For each instance the products that read it."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for step in self.schedule.steps:
+            if isinstance(step, Run) and step.op in self.rules.products.plain:
+                for instance in set(step.reads):
+                    found[instance].append(step.op)
+        return found
 
     def _traffic_bytes(self, op: Op, step: Run, reads: SourceBytes, written: Sequence[int]) -> int:
         """Bytes that one run of a kernel reads and writes.

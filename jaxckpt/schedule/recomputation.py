@@ -99,6 +99,12 @@ class _Clones:
     ops: set[int] = field(default_factory=set)
 
 
+def largest_elements(graph: Graph) -> frozenset[int]:
+    """Results of `top_k` outside of loops; ask for them with `Graph.once`."""
+    found = (op for op in graph.ops if op.primitive == "top_k" and op.phase is Phase.FORWARD and op.loop is None)
+    return frozenset(v for op in found for v in op.writes if graph.readers[v])
+
+
 class Recomputation:
     """Clones of forward ops, written where the first op after the forward pass needs them.
 
@@ -388,6 +394,8 @@ class Recomputation:
         if (awaited := self.initialisers.get(op)) is not None:  # the first instance has passed the clones' barrier
             after = instances.get(awaited, next(iter(instances.values()), None))
         writer.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=writer.loop, after=after))
+        if not self._graph.once(largest_elements).isdisjoint(own.writes):
+            writes = writer.barrier(writes, why="pin")
         for value, instance in zip(own.writes, writes, strict=True):
             instances.setdefault(value, instance)
 

@@ -8,8 +8,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
 1. A saved value is pinned: a barrier passes it on, and every reader reads it behind that barrier. Otherwise a compiler
    may keep both the value and what it was computed from. Stacked residuals of a scan need no barrier. The largest
-   elements of an array (`top_k`) are pinned without a decision too: XLA cuts them from the sorted array where they are
-   read, and keeps that.
+   elements of an array (`top_k`) are pinned without a decision too, those of clones as well: XLA cuts them from the
+   sorted array where they are read, and keeps that.
 
      save 1, drop 3     0  pin [1]  1  2  3  4  barrier [2] after 5  2*  5  6  7
 
@@ -106,7 +106,7 @@ from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.host_state import HostState
 from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.passing import BodyGradients
-from jaxckpt.schedule.recomputation import Availability, Recomputation
+from jaxckpt.schedule.recomputation import Availability, Recomputation, largest_elements
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, unchanged_runs
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.updates import UpdateRunner
@@ -122,12 +122,6 @@ def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
     validate_decisions(graph, plan)
     decisions = decisions_with_axes(graph, plan.decisions)
     return _Scheduler(graph, plan if decisions is plan.decisions else replace(plan, decisions=decisions)).run()
-
-
-def _largest_elements(graph: Graph) -> frozenset[int]:
-    """Results of `top_k` outside of loops; ask for them with `Graph.once`."""
-    found = (op for op in graph.ops if op.primitive == "top_k" and op.phase is Phase.FORWARD and op.loop is None)
-    return frozenset(v for op in found for v in op.writes if graph.readers[v])
 
 
 class _Scheduler:
@@ -152,7 +146,7 @@ class _Scheduler:
         saved = {v for v, decision in plan.decisions.items() if not isinstance(decision, Recompute)}
         changes = bool(self.dropped or self.transfers.values)
         saved -= self.transfers.in_bodies
-        saved |= graph.once(_largest_elements) - self.dropped - self.transfers.values
+        saved |= graph.once(largest_elements) - self.transfers.values
         self.pinned = {v for v in saved if not self._is_stacked(v)} if changes else set()
 
     def run(self) -> Schedule:

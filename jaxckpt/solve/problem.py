@@ -186,6 +186,14 @@ class Problem:
         self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str, *, layers: tuple[int, ...] = ()
     ) -> tuple[GraphPlan, Replay]:
         """The same plan, and the replay that its prediction comes from."""
+        plan, scheduled = self.plan_and_schedule(decisions, stages, strategy, layers=layers)
+        replayed = self.replay_schedule(scheduled)
+        return replace(plan, prediction=self.prediction(plan, scheduled, replayed)), replayed
+
+    def plan_and_schedule(
+        self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str, *, layers: tuple[int, ...] = ()
+    ) -> tuple[GraphPlan, Schedule]:
+        """The same plan without its prediction, and its schedule. Plans of different decisions can have equal ones."""
         # A pin of what nobody reads later would be predicted and not carried out.
         decisions = decisions_with_axes(self.graph, decisions)
         may_be_read = self._read_later_at_most(decisions)
@@ -204,8 +212,7 @@ class Problem:
         if len(used) < len(plan.decisions):  # only in loops, and of moved values
             plan = replace(plan, decisions=used)
             scheduled = schedule(self.graph, plan)
-        replayed = self._replay(scheduled)
-        return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
+        return plan, scheduled
 
     @cached_property
     def _read_by_later_ops(self) -> frozenset[int]:
@@ -243,9 +250,10 @@ class Problem:
 
     def replay(self, plan: GraphPlan) -> Replay:
         """Predicted memory and time of a plan, step by step."""
-        return self._replay(schedule(self.graph, plan))
+        return self.replay_schedule(schedule(self.graph, plan))
 
-    def _replay(self, scheduled: Schedule) -> Replay:
+    def replay_schedule(self, scheduled: Schedule) -> Replay:
+        """Predicted memory and time of a schedule, step by step."""
         return replay(
             self.graph,
             scheduled,
@@ -258,9 +266,10 @@ class Problem:
     def predict(self, plan: GraphPlan) -> Prediction:
         """Predicted memory and time of a plan, in the figures that users see."""
         scheduled = schedule(self.graph, plan)
-        return self._prediction(plan, scheduled, self._replay(scheduled))
+        return self.prediction(plan, scheduled, self.replay_schedule(scheduled))
 
-    def _prediction(self, plan: GraphPlan, scheduled: Schedule, replayed: Replay) -> Prediction:
+    def prediction(self, plan: GraphPlan, scheduled: Schedule, replayed: Replay) -> Prediction:
+        """The figures that users see, of a plan that was scheduled and replayed."""
         graph = self.graph
         runs = (step for step in scheduled.steps if isinstance(step, Run))
         clones = (s for s in runs if s.is_clone or (s.loop is not None and graph.is_in_clone(s.loop)))
@@ -271,11 +280,15 @@ class Problem:
             temp_bytes=replayed.peak_bytes,
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
-            saved_bytes=sum(graph.residual_bytes(v) for v, d in plan.decisions.items() if isinstance(d, Save)),
+            saved_bytes=self.saved_bytes(plan),
             recomputed_ops=sum(1 for _ in clones),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
         )
+
+    def saved_bytes(self, plan: GraphPlan) -> int:
+        """Bytes of the values that a plan saves."""
+        return sum(self.graph.residual_bytes(v) for v, d in plan.decisions.items() if isinstance(d, Save))
 
 
 def unaliased_output_bytes(graph: Graph) -> int:

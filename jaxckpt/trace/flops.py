@@ -53,6 +53,8 @@ _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
 _WORD_BYTES = 4
+_LONG_ROW, _FEW_ELEMENTS = 1024, 16
+"""From this length, and up to this number of largest elements, XLA has a kernel for float32 (0.10.2 and 0.12.0.1)."""
 _FUSIBLE = (Kind.ELEMENTWISE, Kind.VIEW)
 _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
 
@@ -97,6 +99,8 @@ class WorkCounter:
             return EquationWork(flops=contraction_flops(eqn))
         if eqn.primitive.name == POOLING_GRADIENT:
             return _pooling_gradient(eqn)
+        if eqn.primitive.name == "top_k":
+            return _largest_elements(eqn)
         if kind is not Kind.OPAQUE:
             return EquationWork()
         return self._of_region(eqn.primitive.name, eqn.params) or self._of_opaque(eqn.primitive.name, eqn)
@@ -152,6 +156,22 @@ def _pooling_gradient(eqn: jex.JaxprEqn) -> EquationWork:
     scattered_bytes = 2 * maxima.size * maxima.dtype.itemsize
     moved_bytes = axis_bytes + 2 * places_bytes + scattered_bytes
     return EquationWork(traffic_bytes=moved_bytes, workspace_bytes=places_bytes)
+
+
+def _largest_elements(eqn: jex.JaxprEqn) -> EquationWork:
+    """The work of `top_k`: XLA for GPUs sorts all elements with their positions, an int32 each.
+
+    It has a kernel of its own for a few elements of long rows of float32, which reads them once.
+    """
+    operand, length = eqn.invars[0].aval, eqn.params["k"]
+    if (
+        operand.dtype == "float32"
+        and operand.shape[eqn.params.get("axis", -1)] >= _LONG_ROW
+        and length <= _FEW_ELEMENTS
+    ):
+        return EquationWork()
+    sorted_bytes = operand.size * (operand.dtype.itemsize + _WORD_BYTES)
+    return EquationWork(traffic_bytes=sorted_bytes, workspace_bytes=sorted_bytes)
 
 
 def _contracted_size(eqn: jex.JaxprEqn) -> int:

@@ -94,15 +94,27 @@ def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
 
 
 @pytest.mark.parametrize(
-    ("widths", "is_joined"), [((64, 128), True), ((64, 64, 64), True), ((64, 100), False), ((128, 0), False)]
+    ("rows", "widths", "is_joined"),
+    [
+        ((2048,), (64, 128), True),
+        ((2048,), (64, 64, 64), True),
+        ((2048,), (64, 100), False),
+        ((2048,), (128, 0), False),
+        ((8, 16, 16), (512, 512), True),
+        ((8, 16, 20), (512, 512), False),
+        ((16, 2048), (64, 64), False),
+    ],
 )
-def test_parts_of_whole_tiles_are_joined_in_front_of_each_product(widths, is_joined):
-    """The second product, for the gradient, keeps the axis; with an empty part nothing is joined along it."""
+def test_parts_of_whole_tiles_are_joined_in_front_of_each_product(rows, widths, is_joined):
+    """The second product, for the gradient, keeps the axis; with an empty part nothing is joined along it.
+
+    If there are several axes of rows, the last one has whole tiles too, and the product is not summed in parts.
+    """
 
     def loss(weight, *parts):
-        return jnp.square(jnp.tanh(jnp.concatenate(parts, axis=1) @ weight) @ weight.T).sum()
+        return jnp.square(jnp.tanh(jnp.concatenate(parts, axis=-1) @ weight) @ weight.T).sum()
 
-    shapes = (sum(widths), 2048), *((2048, width) for width in widths)
+    shapes = (sum(widths), 2048), *((*rows, width) for width in widths)
     graph = trace_step(jax.grad(loss), *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).graph
     rules = unfolded_rules(graph, Target("h200").rates)
     assert primitives(graph, rules.products.joined) == ({"concatenate"} if is_joined else set())

@@ -362,6 +362,22 @@ def test_the_largest_elements_of_an_array_are_pinned_without_a_decision():
     assert steps[:4] == ["0", "1", f"pin [{index}]", "2"]
 
 
+def test_the_largest_elements_are_pinned_in_clones_too():
+    build = Builder()
+    op = partial(build.op, size_bytes=4000)
+    index = op("top_k", build.input(4000), size_bytes=40)
+    picked = op("sin", index)
+    seed = op("sin", picked, phase=Phase.BACKWARD)
+    graph = build.graph(op("mul", seed, picked, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[index, picked]))
+    pins = [step for step in laid_out.steps if isinstance(step, Barrier) and step.why == "pin"]
+    first, second = (step for step in laid_out.steps if isinstance(step, Run) and step.op == graph.producer[index])
+    assert [pin.reads for pin in pins] == [first.writes, second.writes]
+    assert second.is_clone
+    readers = [step.reads for step in laid_out.steps if isinstance(step, Run) and step.op == graph.producer[picked]]
+    assert readers == [pin.writes for pin in pins]
+
+
 def test_values_are_pinned_only_where_some_are_dropped():
     graph = chain(3)
     assert as_text(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]

@@ -140,6 +140,21 @@ def test_the_gradient_of_a_maximum_writes_places_and_scatters():
     assert found.flops == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "count", "sorted_bytes"),
+    [
+        ((4, 1024), jnp.float32, 20, 8 * 4096),
+        ((4, 1023), jnp.float32, 16, 8 * 4092),
+        ((4, 1024), jnp.float16, 16, 6 * 4096),
+        ((4, 1024), jnp.float32, 16, 0),
+    ],
+)
+def test_largest_elements_are_cut_from_all_elements_sorted(shape, dtype, count, sorted_bytes):
+    """With their positions, unless there are few of a long row of float32."""
+    found = work(lambda x: jax.lax.top_k(x, count), jnp.ones(shape, dtype), primitive="top_k")
+    assert (found.flops, found.traffic_bytes, found.workspace_bytes) == (0, sorted_bytes, sorted_bytes)
+
+
 def test_unknown_primitives_are_unpriced_and_moves_are_free():
     assert work(jnp.linalg.svd, W, primitive="svd").flops is None
     assert work(jnp.sort, X, primitive="sort").flops == 0

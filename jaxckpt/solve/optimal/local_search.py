@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-from jaxckpt.ir import GraphPlan, Save
+from jaxckpt.ir import GraphPlan, Prediction, Save
+from jaxckpt.schedule import Schedule, ScheduleStep
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries, members
 
@@ -42,6 +43,7 @@ class LocalSearch:
         self.problem = problem
         self._replays = problem.effort.op_runs // max(1, len(problem.graph.ops))
         self._judged: dict[tuple[_State, str], tuple[GraphPlan, _Figures]] = {}
+        self._figures: dict[tuple[ScheduleStep, ...], _Figures] = {}
 
     def improve(self, plan: GraphPlan, temp_budget_bytes: int | None) -> GraphPlan:
         """The plan after all single changes that improve its time within a budget, or its memory without one.
@@ -118,25 +120,35 @@ class LocalSearch:
         """The plan of a state with its figures."""
         key = state, strategy
         if key not in self._judged:
-            decisions = decisions_saving(self.problem, state.saved, state.untouched)
-            plan, replay = self.problem.plan_and_replay(decisions, state.stages, strategy)
-            alive = tuple(sorted(replay.live_bytes, reverse=True))
-            self._judged[key] = plan, _Figures(step_s=replay.step_s, alive_bytes=alive)
+            problem = self.problem
+            decisions = decisions_saving(problem, state.saved, state.untouched)
+            plan, schedule = problem.plan_and_schedule(decisions, state.stages, strategy)
+            if schedule.steps not in self._figures:
+                self._figures[schedule.steps] = _figures(problem, plan, schedule)
+            figures = self._figures[schedule.steps]
+            prediction = replace(figures.prediction, saved_bytes=problem.saved_bytes(plan))
+            self._judged[key] = replace(plan, prediction=prediction), figures
         return self._judged[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figures:
-    """Seconds of a plan, and live bytes of all its steps, the largest first."""
+    """The prediction of a schedule, and the live bytes of all its steps, the largest first."""
 
-    step_s: float
+    prediction: Prediction
     alive_bytes: tuple[int, ...]
 
     def rank(self, temp_budget_bytes: int | None) -> tuple[float, float, tuple[int, ...]]:
         """Less is better: bytes over the budget, then seconds, then live bytes; without a budget live bytes alone."""
         if temp_budget_bytes is None:
             return 0.0, 0.0, self.alive_bytes
-        return max(0, max(self.alive_bytes, default=0) - temp_budget_bytes), self.step_s, self.alive_bytes
+        return max(0, max(self.alive_bytes, default=0) - temp_budget_bytes), self.prediction.step_s, self.alive_bytes
+
+
+def _figures(problem: Problem, plan: GraphPlan, schedule: Schedule) -> _Figures:
+    replayed = problem.replay_schedule(schedule)
+    alive_bytes = tuple(sorted(replayed.live_bytes, reverse=True))
+    return _Figures(prediction=problem.prediction(plan, schedule, replayed), alive_bytes=alive_bytes)
 
 
 def _other_decisions(problem: Problem, begin: _State) -> list[_Change]:

@@ -23,6 +23,23 @@ def test_a_polished_plan_is_no_worse(graph: Graph, strategy: str, share: float |
         assert polished.predicted.step_s <= plan.predicted.step_s
 
 
+@given(graphs(), st.sampled_from(["none", "full"]))
+def test_each_schedule_is_replayed_once(graph: Graph, strategy: str):
+    replayed = []
+
+    class Counted(Problem):
+        def replay_schedule(self, scheduled):
+            replayed.append(scheduled.steps)
+            return super().replay_schedule(scheduled)
+
+    search = LocalSearch(Counted(graph=graph, rates=RATES))
+    plan = solve(search.problem, strategy)
+    replayed.clear()
+    search.improve(plan, None)
+    search.improve(plan, plan.predicted.temp_bytes)
+    assert len(replayed) == len(set(replayed))
+
+
 def test_a_value_that_there_is_room_for_is_kept():
     problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
     full = solve(problem, "full")
