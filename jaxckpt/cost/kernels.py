@@ -96,23 +96,25 @@ class PaddedOperands:
     """
 
     def __init__(
-        self, arithmetic: ArithmeticCosts, sources: Sequence[SourceBytes], instance_bytes: Sequence[int]
+        self, rules: FusionRules, arithmetic: ArithmeticCosts, sources: Sequence[SourceBytes], sizes: Sequence[int]
     ) -> None:
         self.size_bytes: dict[int, int] = {}
-        self._arithmetic = arithmetic
-        self._sources, self._instance_bytes = sources, instance_bytes
-        self._read_by_clones: set[int] = set()
-        """Buffers that recomputed products read."""
+        self._rules, self._arithmetic = rules, arithmetic
+        self._sources, self._instance_bytes = sources, sizes
+        self._read_by_others: set[int] = set()
+        """Buffers that recomputed products read, and forward ones that cannot compute them of what they load."""
 
     def run(self, at: int, step: Run) -> None:
         """Counts the operands of a product, after all products before it."""
+        graph, loaded = self._rules.graph, self._rules.products.loaded_operands
         operands = [self._sources[instance] for instance in step.reads]
-        if step.is_clone:
-            self._read_by_clones.update(*operands)
         copied_bytes = self._arithmetic.padding_bytes[step.op]
         for position in self._arithmetic.padded_at_once[step.op]:
-            if not self._read_by_clones.isdisjoint(operands[position]):
+            if not self._read_by_others.isdisjoint(operands[position]):
                 copied_bytes += self._instance_bytes[step.reads[position]]
+        for read, operand in zip(graph.ops[step.op].reads, operands, strict=True):
+            if step.is_clone or graph.producer[read] not in loaded:
+                self._read_by_others.update(operand)
         if copied_bytes:
             self.size_bytes[at] = copied_bytes
 
@@ -142,7 +144,7 @@ class ScheduleKernels:
         self.library = LibraryProducts(self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
         self.on_host: set[int] = set()
-        self.padded = PaddedOperands(arithmetic, self.sources, self.size_bytes)
+        self.padded = PaddedOperands(rules, arithmetic, self.sources, self.size_bytes)
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
         loop: int | None = None

@@ -48,7 +48,7 @@ def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
       >>> parts_of_sum(200_000, (384, 128)), parts_of_sum(20_000, (384, 128)), parts_of_sum(8192, (768, 3072))
       (64, 32, 1)
     """
-    at_once = max(1, _BLOCKS // prod(ceil(length / _TILE) for length in free))
+    at_once = max(1.0, _BLOCKS / prod(ceil(length / _TILE) for length in free))
     added = _ADDITION * max(1.0, prod(free) / _TILE**2)
     return min(_PARTS, key=lambda parts: contracted / min(parts, at_once) + added * parts)
 
