@@ -181,7 +181,7 @@ def summary(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
         ("smallest total at or below every rule's", f"{small} of {len(known)}"),
         ("larger budgets whose plan is slower", str(sum(map(slower_with_more, answers)))),
         ("overhead by the rule's, geometric mean", mean_ratio(compared)),
-        ("compiles, median and most", f"{median(compiles)}, {max(compiles)}" if compiles else ""),
+        ("compiles, median and most", f"{median(compiles):g}, {max(compiles)}" if compiles else ""),
         (
             "error of the first prediction, median and most",
             f"{median(errors):.1%}, {max(errors):.1%}" if errors else "",
