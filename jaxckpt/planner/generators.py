@@ -49,6 +49,10 @@ class Generator(ABC):
         """The generator whose plans have the same errors as those of this one."""
         return self
 
+    def fixed_bytes(self, pool: "CandidatePool") -> int:
+        """Bytes of the total that none of these plans changes."""
+        return pool.planner.fixed_bytes
+
     @abstractmethod
     def fastest(self, pool: "CandidatePool") -> Iterable[Candidate]:
         """Candidates that may be the fastest within the budget."""
@@ -101,7 +105,7 @@ class CandidatePool:
 
     def is_well_used(self, generator: Generator) -> bool:
         """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
-        fixed_bytes = self.planner.least_fixed_bytes
+        fixed_bytes = generator.fixed_bytes(self)
         least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
         fitting = [compiled for compiled in self.of(generator) if compiled.fits(self.limit_bytes)]
         return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
@@ -120,9 +124,9 @@ class CandidatePool:
         least_bytes = min((c.model_error_bytes for c in self.compiled), default=0) if inherits else 0
         return ModelError(self.of(generator), otherwise_bytes=max(0, least_bytes))
 
-    def question(self, error: ModelError) -> int:
-        """The predicted total at which the compiled total should be the budget."""
-        return error.question(self.limit_bytes, self.limits, fixed_bytes=self.planner.least_fixed_bytes)
+    def question(self, generator: Generator, error: ModelError) -> int:
+        """The predicted total at which the compiled total of a generator's plan should be the budget."""
+        return error.question(self.limit_bytes, self.limits, fixed_bytes=generator.fixed_bytes(self))
 
     def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
         """A plan with its corrected prediction."""
@@ -195,7 +199,7 @@ class SolverPlans(Generator):
         """The plan for the predicted total at which the compiled one should be the budget."""
         if self._applies(pool) and not pool.is_well_used(self):
             error = pool.error(self, inherits=self._inherits)
-            temp_bytes = pool.question(error) - pool.planner.fixed_bytes
+            temp_bytes = pool.question(self, error) - pool.planner.fixed_bytes
             plan = self._solver().solve(temp_bytes, allow_empty=not pool.unplanned_is_too_large)
             yield pool.expected(plan, self, error)
 
@@ -234,7 +238,7 @@ class Alternatives(Generator):
             return
         error = ModelError(pool.compiled)
         best_bytes = best.plan.predicted.temp_bytes
-        asked_bytes = pool.question(error) - pool.planner.fixed_bytes
+        asked_bytes = pool.question(self, error) - pool.planner.fixed_bytes
         other_cut = self._solver.alternative_plan(best.plan, max(asked_bytes, best_bytes))
         for plan in (other_cut, self._solver.solve(best_bytes - 1, allow_empty=False)):
             if plan is not None:
@@ -359,7 +363,7 @@ class SplitLoops(Generator):
         for plan, iterations in self._mixes.items():
             if plan in figures:
                 bracket = bracket.narrowed(MixPoint(iterations=iterations, figures=figures[plan]), pool.limit_bytes)
-        temp_bytes = pool.limit_bytes - pool.planner.least_fixed_bytes
+        temp_bytes = pool.limit_bytes - self.fixed_bytes(pool)
         aimed_bytes = pool.limit_bytes - int(pool.limits.margins[0] * temp_bytes)
         mix = self._splitter.largest_feasible_mix(bracket, aimed_bytes)
         if mix is not None:

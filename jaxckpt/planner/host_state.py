@@ -108,12 +108,16 @@ class HostStatePlans(Generator):
     def __init__(self, solver: HostStateSolver):
         self._solver = solver
 
+    def fixed_bytes(self, pool: CandidatePool) -> int:
+        """Bytes of the total that none of these plans changes: without the state that may be on the host."""
+        return pool.planner.least_fixed_bytes
+
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The plan for the predicted total at which the compiled one should be the budget."""
         if (pool.best is not None and is_unplanned(pool.best.plan)) or pool.is_well_used(self):
             return
         error = pool.error(self, inherits=True)
-        plan = self._solver.solve(pool.question(error))
+        plan = self._solver.solve(pool.question(self, error))
         if plan is not None:
             yield pool.expected(plan, self, error)
 

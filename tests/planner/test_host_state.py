@@ -13,6 +13,8 @@ from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
 from jaxckpt._errors import PlanMismatchError, UnknownStrategyError, VerificationError
 from jaxckpt.planner import verify_plan
 from jaxckpt.planner.frontier_search import frontier_of
+from jaxckpt.planner.generators import CandidatePool, SolverPlans
+from jaxckpt.planner.limits import Limits
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
 from jaxckpt.solve import solve
@@ -170,6 +172,19 @@ def test_the_least_bytes_that_no_decision_changes_are_without_state():
     allowed, other = planner(), planner(allow=("recompute",))
     assert allowed.least_fixed_bytes == allowed.fixed_bytes - STATE_BYTES
     assert other.least_fixed_bytes == other.fixed_bytes == allowed.fixed_bytes
+
+
+def test_plans_without_state_on_the_host_are_asked_for_as_if_none_could_have_any():
+    """After a plan that is too large less is asked for, by a share of the bytes that plans of this kind change."""
+    questions = []
+    for allow in (ALLOW, ALLOW[:1]):
+        made = FakePlanner(step, *described(), target="h200", donate_argnums=(0, 1), allow=allow)
+        least, plans = made.solver.min_memory_plans[0], SolverPlans(lambda made=made: made.solver)
+        pool = CandidatePool(made, least.predicted.total_bytes - 2**20, Limits())
+        pool.compile(least, plans)
+        assert pool.best is None
+        questions.append(pool.question(plans, pool.error(plans)))
+    assert questions[0] == questions[1]
 
 
 def test_most_host_bytes_bound_the_state():
