@@ -101,6 +101,11 @@ def graph_of(name: str) -> Graph:
 
 
 @cache
+def problem_of(name: str) -> Problem:
+    return Problem(graph=graph_of(name), rates=RATES)
+
+
+@cache
 def as_written(name: str, axis: str | None = None) -> Ran:
     return ran(case_of(name).step, arguments(name, axis))
 
@@ -173,7 +178,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def planned_again(name: str, policy: str) -> int:
     """How many products the plan of a policy runs again; the plan is made anew, by its own way."""
     graph = graph_of(name)
-    plan = plan_from_policy(Problem(graph=graph, rates=RATES), load_policy(policy)).plan
+    plan = plan_from_policy(problem_of(name), load_policy(policy)).plan
     again = [graph.ops[step.op] for step in schedule(graph, plan).steps if getattr(step, "is_clone", False)]
     casts = {Kind.ELEMENTWISE, Kind.VIEW}  # of cotangents, behind the barriers that pass the smaller ones
     assert all(op.phase is Phase.FORWARD or op.kind in casts for op in again)

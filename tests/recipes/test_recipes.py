@@ -28,6 +28,8 @@ SMALL = {
 """The line with the sizes, in the tests; a recipe that is not here runs as it is."""
 MOST_LINES = 60
 _SIZES = re.compile(r"^LAYERS, .*$", re.MULTILINE)
+_FLAGS = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
+"""Those of all tests, but for the number of devices, which recipes set by themselves."""
 _AMOUNT = r"([\d.]+ (?:[KMG]iB|B))"
 
 
@@ -44,7 +46,7 @@ def python(folder, *words, **variables):
     made = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "CI": "", **variables},
+        env={**os.environ, "XLA_FLAGS": _FLAGS, "PYTHONPATH": str(ROOT), "CI": "", **variables},
         capture_output=True,
         text=True,
         timeout=300,
