@@ -66,7 +66,7 @@ def padding_bytes(graph: Graph, op: Op) -> int:
     """Bytes of the copies that a product needs; 0 for other ops.
 
     Of rule 2, an operand that this product alone reads after the forward pass is written into the longer array at once:
-    it is counted as itself.
+    it is counted as itself (see `padded_at_once`).
     """
     lengths = _matrix_lengths(graph, op)
     if lengths is None:
@@ -81,7 +81,8 @@ def padding_bytes(graph: Graph, op: Op) -> int:
 def padded_at_once(graph: Graph, op: Op) -> tuple[int, ...]:
     """Positions of operands that are written into the longer array at once (rule 2), and not copied.
 
-    Where a product is recomputed that reads the same array, that one is in memory as well, and the operand is copied.
+    Where another product reads the same array, which is recomputed or cannot compute it of what it loads, that array is
+    in memory as well, and the operand is copied.
     """
     if not sums_padded_parts(graph, op):
         return ()
