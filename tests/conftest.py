@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 
 # Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile thousands of small programs that run once: LLVM need not optimise them. Without the fusion emitters, which
-# later versions cannot do without, jaxlib 0.10.2 compiles the steps of tests/rows/test_heads.py in a fifth of the time.
+# Tests compile thousands of small programs that run once: LLVM need not optimise them. Without the fusion emitters,
+# which later versions cannot do without, jaxlib 0.10.2 compiles the steps of tests/rows/test_heads.py in a fifth of the
+# time.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
