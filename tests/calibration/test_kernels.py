@@ -24,7 +24,9 @@ def kernels_of(probe, links, target):
 @pytest.mark.parametrize("name", PROBES)
 def test_links_keep_values_finite_and_not_zero(name):
     probe = PROBES[name]
-    for leaf in jax.tree.leaves(probe.chain(4 * probe.inner)(probe.start())):
+    with jax.disable_jit():  # a kernel of thousands of multiply-adds can overflow the stack of XLA's compiler for CPUs
+        found = jax.tree.leaves(probe.chain(4 * probe.inner)(probe.start()))
+    for leaf in found:
         assert bool(jnp.isfinite(leaf.astype(jnp.float32)).all()) and bool((leaf != 0).any())
 
 
