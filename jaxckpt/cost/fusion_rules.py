@@ -309,9 +309,9 @@ def _is_joined(graph: Graph, op: Op) -> bool:
     """True for a concatenation, in parts of whole tiles, that products alone read, one of them over other axes.
 
     So is the gradient of a `split` behind a product. XLA first puts it into the kernels of those products, which so
-    read its operands, and then lets a library compute the products: each has a concatenation of its own, except for a
-    product that is summed in parts. If the rows are several axes, such a product takes no concatenation in at all, nor
-    does any product whose tiles cross the last of these axes.
+    read its operands, and then lets a library compute some of the products: each of these has a concatenation of its
+    own. If the rows are several axes, a product that is summed in parts takes no concatenation in, nor does a product
+    whose tiles cross the last of these axes.
     """
     if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
         return False

@@ -46,7 +46,7 @@ def python(folder, *words, **variables):
     made = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "XLA_FLAGS": _FLAGS, "PYTHONPATH": str(ROOT), "CI": "", **variables},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _FLAGS, "PYTHONPATH": str(ROOT), "CI": "", **variables},
         capture_output=True,
         text=True,
         timeout=300,
