@@ -1,8 +1,9 @@
-"""Last pass of a replay: bytes alive at every step, from the live ranges of its buffers; their maximum is the peak.
+"""Last pass of a replay: the live ranges of what is in the heap of temporaries, and bytes alive at every step.
 
 Arguments and results have memory of their own and are not counted. A kernel may write over a buffer of the same size
-and shape that dies there. Exact for the sizes in the graph and the fusion rules; padding, fragmentation, workspaces
-that a compiler picks by itself and changes of order that its scheduler makes are left out.
+and shape that dies there; both have one live range then. Exact for the sizes in the graph and the fusion rules;
+padding, workspaces that a compiler picks by itself and changes of order that its scheduler makes are left out. What
+lies free between buffers is counted by `heap_bytes`.
 
 Output reuse: a result that takes over no donated argument has memory of its own from the start of the step. XLA puts
 temporaries there until the result is written: first fit by decreasing size, each buffer in the youngest allocation that
@@ -26,12 +27,10 @@ _SMALLEST_BYTES = 2**16
 64 KiB and 1 MiB predict the same (`python -m benchmarks.constants`)."""
 
 
-def live_bytes(
-    buffers: BufferLiveness, length: int, *, external: Collection[int], results: Set[int]
-) -> tuple[int, ...]:
-    """Bytes of temporaries alive at each of so many steps, workspaces included.
+def heap_ranges(buffers: BufferLiveness, *, external: Collection[int], results: Set[int]) -> tuple[Span, ...]:
+    """Live ranges of the temporaries that have memory of their own, workspaces included.
 
-    External buffers, arguments and results, have memory of their own; `results` are those that take over no argument.
+    External buffers, arguments and results, have other memory; `results` are those that take over no argument.
     """
     births, size_bytes = buffers.births, buffers.size_bytes
     spans = {buffer: Span(birth, buffers.deaths[buffer], size_bytes[buffer]) for buffer, birth in births.items()}
@@ -39,30 +38,39 @@ def live_bytes(
     with_slots = {**temporaries, **buffers.loops.branch_slots}
     placed = {*external, *placed_in_outputs(with_slots, [spans[result] for result in spans.keys() & results])}
     own = {buffer: span for buffer, span in temporaries.items() if buffer not in placed}
+    for buffer, over in _written_over(buffers, own):
+        own[over].death = max(own[over].death, own[buffer].death)
+        own[buffer] = own[over]
+    workspaces = (Span(at, at, workspace_bytes) for at, workspace_bytes in buffers.workspace_bytes.items())
+    return (*{id(span): span for span in own.values()}.values(), *buffers.loops.spans(placed), *workspaces)
+
+
+def live_bytes(ranges: Iterable[Span], length: int) -> tuple[int, ...]:
+    """Bytes of temporaries alive at each of so many steps."""
     change_bytes = [0] * (length + 1)
-    for span in (*own.values(), *buffers.loops.spans(placed)):
+    for span in ranges:
         change_bytes[span.birth] += span.size_bytes
         change_bytes[span.death + 1] -= span.size_bytes
-    alive_bytes = list(accumulate(change_bytes[:length]))
-    for buffer in _written_over(buffers, own, buffers.in_place.keys() - placed):
-        alive_bytes[births[buffer]] -= size_bytes[buffer]
-    for at, workspace_bytes in buffers.workspace_bytes.items():
-        alive_bytes[at] += workspace_bytes
-    return tuple(alive_bytes)
+    return tuple(accumulate(change_bytes[:length]))
 
 
-def _written_over(buffers: BufferLiveness, own: Mapping[int, Span], in_place: Collection[int]) -> Iterator[int]:
-    """Buffers that their kernels write over one of the same size and shape that dies there."""
+def _written_over(buffers: BufferLiveness, own: Mapping[int, Span]) -> Iterator[tuple[int, int]]:
+    """Buffers that their kernels write over one of the same size and shape that dies there, each with that one.
+
+    In the order of births, so that what a buffer is written over has been written over its own before.
+    """
     dying: defaultdict[int, list[int]] = defaultdict(list)
-    for buffer, span in own.items():
-        dying[span.death].append(buffer)
-    for buffer in in_place:
-        new, candidates = own[buffer], dying.get(own[buffer].birth, [])
-        fitting = (old for old in candidates if own[old].birth < new.birth and own[old].size_bytes == new.size_bytes)
+    ranges = {buffer: (span.birth, span.death) for buffer, span in own.items()}
+    for buffer, (_, death) in ranges.items():
+        dying[death].append(buffer)
+    for buffer in sorted(buffers.in_place.keys() & own.keys(), key=lambda each: (ranges[each], each)):
+        birth, _ = ranges[buffer]
+        candidates, size_bytes = dying.get(birth, []), own[buffer].size_bytes
+        fitting = (old for old in candidates if ranges[old][0] < birth and own[old].size_bytes == size_bytes)
         over = next((old for old in fitting if buffers.in_place[buffer] or old not in buffers.indirect), None)
         if over is not None:
             candidates.remove(over)
-            yield buffer
+            yield buffer, over
 
 
 @dataclass(slots=True)

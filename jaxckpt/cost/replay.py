@@ -4,7 +4,7 @@ Three passes over data, each in a file of its own:
 
 1. `kernels`: what the steps run, and what of it is in memory (`fusion`).
 2. `buffer_liveness`: how long each buffer lives, and with the `clock` when each step runs. Needs what the kernels read.
-3. `peak`: bytes alive at every step. Needs all live ranges.
+3. `peak`: bytes alive at every step. Needs all live ranges. The `heap` holds the peak and what is free in between.
 
 One thing is moved before to where compilers put it: optimiser updates run as soon as their operands are available, so
 that gradients need not be alive together. Compilers schedule updates so, wherever they are in the step.
@@ -16,14 +16,17 @@ the difference between predicted and compiled bytes. Complexity: linear in steps
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.fusion import Fusion
+from jaxckpt.cost.heap import heap_bytes
 from jaxckpt.cost.kernels import ScheduleKernels
-from jaxckpt.cost.peak import live_bytes
+from jaxckpt.cost.loop_liveness import Span
+from jaxckpt.cost.peak import heap_ranges, live_bytes
 from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.ir import Graph
-from jaxckpt.schedule import Run, Schedule, ScheduleStep
+from jaxckpt.schedule import Move, Run, Schedule, ScheduleStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Replay:
 
     Attributes:
       live_bytes: After each step of `steps`, device bytes of temporaries, the step's own workspace included.
+      heap_ranges: Live ranges of these temporaries, in kernels and copies.
       steps: The schedule's steps, in the order in which they were replayed.
       births: For each buffer (an instance) the index of the step that makes it.
       deaths: For each buffer the index of the last step that reads it.
@@ -43,6 +47,7 @@ class Replay:
     """
 
     live_bytes: tuple[int, ...]
+    heap_ranges: tuple[Span, ...]
     steps: tuple[ScheduleStep, ...]
     births: dict[int, int]
     deaths: dict[int, int]
@@ -56,6 +61,11 @@ class Replay:
     def peak_bytes(self) -> int:
         """The largest number of bytes alive at once."""
         return max(self.live_bytes, default=0)
+
+    @property
+    def heap_bytes(self) -> int:
+        """Bytes that a compiler allocates for temporaries; computed anew each time."""
+        return heap_bytes(self.heap_ranges, self.peak_bytes)
 
     def alive_at(self, step: int) -> tuple[int, ...]:
         """The buffers alive at a step, as instances."""
@@ -83,8 +93,12 @@ def replay(
     for instance in schedule.outputs:
         external.update(kernels.sources[instance])
     results = {schedule.outputs[position] for position in graph.unaliased_outputs} if is_full_step else set()
+    ranges = heap_ranges(buffers, external=external, results=results)
+    by_step = zip(kernels.by_step, schedule.steps, strict=True)
+    started = list(accumulate(kernel is not None or isinstance(step, Move) for kernel, step in by_step))
     return Replay(
-        live_bytes=live_bytes(buffers, len(schedule.steps), external=external, results=results),
+        live_bytes=live_bytes(ranges, len(schedule.steps)),
+        heap_ranges=tuple(Span(started[span.birth], started[span.death], span.size_bytes) for span in ranges),
         steps=schedule.steps,
         births={buffer: at for buffer, at in buffers.births.items() if buffer not in external},
         deaths=buffers.deaths,

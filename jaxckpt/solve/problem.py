@@ -277,7 +277,7 @@ class Problem:
         return Prediction(
             argument_bytes=graph.argument_bytes - host_bytes,
             output_bytes=unaliased_output_bytes(graph),
-            temp_bytes=replayed.peak_bytes,
+            temp_bytes=replayed.heap_bytes,
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
             saved_bytes=self.saved_bytes(plan),

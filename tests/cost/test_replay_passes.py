@@ -9,7 +9,8 @@ from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import FusionAnalysis
 from jaxckpt.cost.kernels import ScheduleKernels
-from jaxckpt.cost.peak import live_bytes
+from jaxckpt.cost.loop_liveness import Span
+from jaxckpt.cost.peak import heap_ranges, live_bytes
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, Schedule, schedule
@@ -125,18 +126,25 @@ def buffers_of(*ranges: tuple[int, int], **facts) -> SimpleNamespace:
     return SimpleNamespace(births=births, deaths=deaths, size_bytes=[MB] * len(ranges), **(nothing | facts))
 
 
+def alive(buffers, length=LENGTH, *, external=(), results=frozenset()) -> tuple[int, ...]:
+    return live_bytes(heap_ranges(buffers, external=external, results=results), length)
+
+
 def test_bytes_alive_are_those_of_live_ranges_and_workspaces():
     buffers = buffers_of((0, 1), (1, 2), workspace_bytes={2: 5})
-    assert live_bytes(buffers, LENGTH, external=(), results=()) == (MB, 2 * MB, MB + 5)
-    assert live_bytes(buffers, LENGTH, external={0}, results=()) == (0, MB, MB + 5)
+    assert alive(buffers) == (MB, 2 * MB, MB + 5)
+    assert alive(buffers, external={0}) == (0, MB, MB + 5)
 
 
 def test_a_kernel_writes_over_a_buffer_of_its_shape_that_dies():
-    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1: False}), LENGTH, external=(), results=()) == (MB, MB, MB)
-    of_tuple = buffers_of((0, 1), (1, 2), in_place={1: False}, indirect={0})
-    assert live_bytes(of_tuple, LENGTH, external=(), results=()) == (MB, 2 * MB, MB)
-    of_loop = buffers_of((0, 1), (1, 2), in_place={1: True}, indirect={0})
-    assert live_bytes(of_loop, LENGTH, external=(), results=()) == (MB, MB, MB)
+    assert alive(buffers_of((0, 1), (1, 2), in_place={1: False})) == (MB, MB, MB)
+    assert alive(buffers_of((0, 1), (1, 2), in_place={1: False}, indirect={0})) == (MB, 2 * MB, MB)
+    assert alive(buffers_of((0, 1), (1, 2), in_place={1: True}, indirect={0})) == (MB, MB, MB)
+
+
+def test_what_is_written_over_has_one_live_range():
+    buffers = buffers_of((0, 1), (1, 2), (2, 2), in_place={2: False, 1: False})
+    assert heap_ranges(buffers, external=(), results=set()) == (Span(birth=0, death=2, size_bytes=MB),)
 
 
 @pytest.mark.parametrize(("primitive", "is_tuple"), [("dot_general", False), ("conv_general_dilated", True)])
@@ -162,11 +170,11 @@ def test_a_loop_takes_over_what_a_convolution_returns():
     graph = build.graph(build.op("reduce_sum", repeated, size_bytes=4))
     buffers = passes(graph)[2]
     assert made in buffers.indirect
-    assert max(live_bytes(buffers, len(graph.ops), external=(), results=())) == MB + 4
+    assert max(alive(buffers, len(graph.ops))) == MB + 4
 
 
 def test_a_temporary_fits_in_a_result_that_is_not_written_yet():
-    assert live_bytes(buffers_of((0, 1), (2, 2)), LENGTH, external={1}, results={1}) == (0, 0, 0)
+    assert alive(buffers_of((0, 1), (2, 2)), external={1}, results={1}) == (0, 0, 0)
 
 
 ### Shared passes

@@ -139,10 +139,11 @@ class _Figures:
     alive_bytes: tuple[int, ...]
 
     def rank(self, temp_budget_bytes: int | None) -> tuple[float, float, tuple[int, ...]]:
-        """Less is better: bytes over the budget, then seconds, then live bytes; without a budget live bytes alone."""
+        """Less is better: bytes over the budget, then seconds, then live bytes; without a budget bytes alone."""
+        temp_bytes = self.prediction.temp_bytes
         if temp_budget_bytes is None:
-            return 0.0, 0.0, self.alive_bytes
-        return max(0, max(self.alive_bytes, default=0) - temp_budget_bytes), self.prediction.step_s, self.alive_bytes
+            return temp_bytes, 0.0, self.alive_bytes
+        return max(0, temp_bytes - temp_budget_bytes), self.prediction.step_s, self.alive_bytes
 
 
 def _figures(problem: Problem, plan: GraphPlan, schedule: Schedule) -> _Figures:

@@ -78,7 +78,7 @@ def _with_one_distance(
 
     def excess_and_seconds(each: GraphPlan) -> tuple[int, float]:
         replayed = problem.replay(each)
-        excess_bytes = 0 if limit_bytes is None else max(0, replayed.peak_bytes - limit_bytes)
+        excess_bytes = 0 if limit_bytes is None else max(0, replayed.heap_bytes - limit_bytes)
         return excess_bytes, replayed.step_s
 
     same = ({v: replace(d, prefetch=k) for v, d in asked.items()} for k in range(min(distances), max(distances) + 1))
@@ -100,7 +100,7 @@ def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -
     for value in pipelined:
         other = replace(plan, decisions={**plan.decisions, value: ahead[value]})
         replayed = problem.replay(other)
-        if replayed.step_s < best.step_s and replayed.peak_bytes <= max(best.peak_bytes, limit_bytes):
+        if replayed.step_s < best.step_s and replayed.heap_bytes <= max(best.heap_bytes, limit_bytes):
             plan, best = other, replayed
     return plan
 
