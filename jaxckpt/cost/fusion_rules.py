@@ -6,9 +6,11 @@ What is in memory under a plan also depends on who reads what: `fusion_analysis`
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 
-from jaxckpt.cost.padding import parts_bytes, sums_padded_parts
+from jaxckpt.cost.padding import number_of_parts, sums_padded_parts
 from jaxckpt.cost.rates import Rates, is_threefry_draw
 from jaxckpt.ir import Graph, Kind, Op, Phase, Trait
 from jaxckpt.ir.regions import CARRY, SLICE
@@ -310,8 +312,8 @@ def _is_joined(graph: Graph, op: Op) -> bool:
 
     So is the gradient of a `split` behind a product. XLA first puts it into the kernels of those products, which so
     read its operands, and then lets a library compute some of the products: each of these has a concatenation of its
-    own. If the rows are several axes, a product that is summed in parts takes no concatenation in, nor does a product
-    whose tiles cross the last of these axes.
+    own. If the rows are several axes, a product that is summed in parts takes a concatenation in only where each part
+    has whole outer axes, and no product does whose tiles cross the last of these axes.
     """
     if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
         return False
@@ -324,8 +326,9 @@ def _is_joined(graph: Graph, op: Op) -> bool:
     readers = [graph.ops[reader] for reader in graph.readers[written]]
     others = [length for i, length in enumerate(graph.values[written].shape) if i != axis and length > 1]
     is_one_axis, is_tiled = len(others) == 1, bool(others) and others[-1] % _ROWS_LENGTH == 0
+    by_outer_axes = {1, *accumulate(others, mul)} if is_tiled else ()
     return any(
-        keeps_axis(graph, reader, written, axis) and (is_one_axis or (is_tiled and not parts_bytes(graph, reader)))
+        keeps_axis(graph, reader, written, axis) and (is_one_axis or number_of_parts(graph, reader) in by_outer_axes)
         for reader in readers
     )
 

@@ -53,10 +53,15 @@ def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
     return min(_PARTS, key=lambda parts: contracted / min(parts, at_once) + added * parts)
 
 
+def number_of_parts(graph: Graph, op: Op) -> int:
+    """In how many parts an op is summed (rule 2); 1 for most."""
+    lengths = _matrix_lengths(graph, op)
+    return 1 if lengths is None else parts_of_sum(*lengths)
+
+
 def parts_bytes(graph: Graph, op: Op) -> int:
     """Bytes of the parts of a sum that a product is split into (rule 2), which a kernel behind it adds up; else 0."""
-    lengths = _matrix_lengths(graph, op)
-    if lengths is None or (parts := parts_of_sum(*lengths)) == 1:
+    if (parts := number_of_parts(graph, op)) == 1:
         return 0
     elements = graph.elements(op.writes[0])
     return parts * elements * max(_PART_ITEMSIZE, graph.values[op.writes[0]].size_bytes // elements)

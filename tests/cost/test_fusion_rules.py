@@ -103,12 +103,15 @@ def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
         ((8, 16, 16), (512, 512), True),
         ((8, 16, 20), (512, 512), False),
         ((16, 2048), (64, 64), False),
+        ((8, 4096), (64, 64), True),
+        ((2, 4, 4096), (64, 64), True),
     ],
 )
 def test_parts_of_whole_tiles_are_joined_in_front_of_each_product(rows, widths, is_joined):
     """The second product, for the gradient, keeps the axis; with an empty part nothing is joined along it.
 
-    If there are several axes of rows, the last one has whole tiles too, and the product is not summed in parts.
+    If there are several axes of rows, the last one has whole tiles too. The sum over 32,768 rows is in 8 parts, each of
+    which has whole outer axes.
     """
 
     def loss(weight, *parts):
