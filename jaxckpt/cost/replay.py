@@ -26,7 +26,7 @@ from jaxckpt.cost.loop_liveness import Span
 from jaxckpt.cost.peak import heap_ranges, live_bytes
 from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.ir import Graph
-from jaxckpt.schedule import Move, Run, Schedule, ScheduleStep
+from jaxckpt.schedule import Run, Schedule, ScheduleStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ def replay(
         external.update(kernels.sources[instance])
     results = {schedule.outputs[position] for position in graph.unaliased_outputs} if is_full_step else set()
     ranges = heap_ranges(buffers, external=external, results=results)
-    by_step = zip(kernels.by_step, schedule.steps, strict=True)
-    started = list(accumulate(kernel is not None or isinstance(step, Move) for kernel, step in by_step))
+    written_at = {span.birth for span in ranges}
+    started = list(accumulate(int(k is not None or at in written_at) for at, k in enumerate(kernels.by_step)))
     return Replay(
         live_bytes=live_bytes(ranges, len(schedule.steps)),
         heap_ranges=tuple(Span(started[span.birth], started[span.death], span.size_bytes) for span in ranges),
