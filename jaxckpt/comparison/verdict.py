@@ -227,7 +227,7 @@ class _Judged:
             word=_word(rule, change),
             why=why,
             value_count=len(arrays),
-            value_bytes=sum(self.planner.graph.values[v].size_bytes for v in arrays),
+            value_bytes=self.planner.graph.size_bytes(arrays),
             **shared_fields(change, Verdict),
         )
 

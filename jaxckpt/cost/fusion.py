@@ -187,7 +187,7 @@ def _holds(rules: FusionRules, op: int, analysis: FusionAnalysis, reads: Mapping
 
 def _is_per_element(graph: Graph, op: int, sources: SourceBytes) -> bool:
     """True if an op writes an element for each that it reads: neither a reduction nor a figure per row."""
-    written_bytes = sum(graph.values[v].size_bytes for v in graph.ops[op].writes)
+    written_bytes = graph.size_bytes(graph.ops[op].writes)
     return graph.ops[op].kind is not Kind.REDUCTION and written_bytes > _SMALL * max(sources.values())
 
 

@@ -280,7 +280,7 @@ def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
     """Rule 9: the bytes that memory could move during a matrix product beyond those of its operands and result."""
     if op.primitive != "dot_general":
         return 0.0
-    traffic_bytes = sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes))
+    traffic_bytes = graph.size_bytes((*op.reads, *op.writes))
     return rates.bytes_during_product(op.flops or 0, graph.values[op.reads[0]].dtype) - traffic_bytes
 
 
@@ -349,7 +349,7 @@ def _is_epilogue(graph: Graph, op: Op) -> bool:
     is_loop = op.kind in (Kind.ELEMENTWISE, Kind.VIEW)
     if op.primitive not in _EPILOGUE or not is_loop or op.effects or len(op.writes) != 1:
         return False
-    grown_bytes = graph.values[op.writes[0]].size_bytes - sum(graph.values[v].size_bytes for v in op.reads)
+    grown_bytes = graph.values[op.writes[0]].size_bytes - graph.size_bytes(op.reads)
     return grown_bytes <= _MOST_GROWTH_BYTES
 
 
@@ -412,7 +412,7 @@ def _meets_its_operand(graph: Graph, op: Op) -> bool:
         for reader in map(graph.ops.__getitem__, graph.readers[pending.pop()]):
             if reader.kind is Kind.VIEW or reader.primitive in _KEEPS_VALUE:
                 pending.extend(reader.writes)
-            elif 2 * sum(graph.values[v].size_bytes for v in reader.writes) >= operand_bytes:
+            elif 2 * graph.size_bytes(reader.writes) >= operand_bytes:
                 return True
     return False
 

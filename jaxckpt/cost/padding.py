@@ -80,7 +80,7 @@ def padding_bytes(graph: Graph, op: Op) -> int:
     padded = {v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED}
     if sums_padded_parts(graph, op):
         padded |= {v for v in op.reads if _is_read_by_others(graph, v, op)}
-    return sum(graph.values[v].size_bytes for v in padded)
+    return graph.size_bytes(padded)
 
 
 def padded_at_once(graph: Graph, op: Op) -> tuple[int, ...]:

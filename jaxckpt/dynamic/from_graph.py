@@ -156,7 +156,7 @@ def _eager_s(graph: Graph, op: Op, rates: Rates, views: frozenset[str]) -> float
 def _traffic_bytes(graph: Graph, op: Op, views: frozenset[str]) -> float:
     if op.primitive in views:
         return 0.0
-    return float(sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes)))
+    return float(graph.size_bytes((*op.reads, *op.writes)))
 
 
 def state_of(graph: Graph) -> dict[int, int]:

@@ -13,7 +13,7 @@ Analyses of other rooms are kept by `Graph.once`.
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -502,6 +502,10 @@ class Graph:
         ]
         return tuple(1 if loop is None else depths[loop] for loop in self.loop_of)
 
+    def size_bytes(self, values: Iterable[int]) -> int:
+        """Bytes of some values on one device, those of a loop's body for one iteration."""
+        return sum(self.values[v].size_bytes for v in values)
+
     def residual_bytes(self, value: int) -> int:
         """Bytes on one device of a saved value until the backward reads it: those of all iterations of its loop."""
         return self.stack_depths[value] * self.values[value].size_bytes
@@ -509,7 +513,7 @@ class Graph:
     @cached_property
     def argument_bytes(self) -> int:
         """Device bytes of the arguments and of the arrays closed over."""
-        return sum(self.values[v].size_bytes for v in (*self.inputs, *self.constants))
+        return self.size_bytes((*self.inputs, *self.constants))
 
     def axis_size(self, axis: str) -> int:
         """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""

@@ -71,7 +71,7 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
     for resolved, op, value in _ruled(context):
         match = resolved.by.policy.rules[resolved.rule or 0].match
         saves = not isinstance(resolved.decision, Recompute) and match.primitive is not None and match.batched is None
-        read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
+        read_bytes = context.graph.size_bytes(op.reads)
         if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
                 where=location_of_op(op),

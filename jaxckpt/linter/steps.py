@@ -58,7 +58,7 @@ def missing_donation(context: LintContext) -> Iterator[Diagnostic]:
     """Updated parameters and state next to the old ones, which are not donated."""
     graph = context.graph
     updated = list(_undonated_updates(graph))
-    size_bytes = sum(graph.values[v].size_bytes for v in updated)
+    size_bytes = graph.size_bytes(updated)
     if size_bytes > _DONATION_SHARE * graph.argument_bytes:
         first = context.traced.paths[graph.inputs.index(updated[0])]
         yield Diagnostic(
@@ -90,7 +90,7 @@ def gathered_parameters(context: LintContext) -> Iterator[Diagnostic]:
         if not _gathers_parameter(context, op):
             continue
         (value,) = op.writes
-        read_bytes = sum(graph.values[v].size_bytes for v in op.reads)
+        read_bytes = graph.size_bytes(op.reads)
         is_read_after_forward = any(graph.ops[r].phase is not Phase.FORWARD for r in _readers_of_views(graph, value))
         is_larger = graph.values[value].size_bytes > read_bytes
         if is_read_after_forward and is_larger and not isinstance(decided.get(value), Recompute):

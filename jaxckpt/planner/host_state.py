@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from jaxckpt.ir import Graph, GraphPlan
-from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
+from jaxckpt.ir import GraphPlan
+from jaxckpt.planner.candidate_pool import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.schedule.host_state import StateGroups
 from jaxckpt.solve import BudgetSolver
 
@@ -53,13 +53,13 @@ class HostStateSolver:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of all state that may be in host memory."""
-        return max((_size_bytes(self._planner.graph, choice) for choice in self.choices), default=0)
+        return max((self._planner.graph.size_bytes(choice) for choice in self.choices), default=0)
 
     @property
     def saved_bytes(self) -> int:
         """Bytes that all state on the host should take off a plan: two groups are on the device at once."""
         graph = self._planner.graph
-        groups = sorted(_size_bytes(graph, group.results) for group in graph.once(StateGroups).groups)
+        groups = sorted(graph.size_bytes(group.results) for group in graph.once(StateGroups).groups)
         return max(0, self.state_bytes - sum(groups[-2:]))
 
     @cached_property
@@ -79,7 +79,7 @@ class HostStateSolver:
 
         The state of one or two groups is on the device while they are updated, beside the temporaries there.
         """
-        temp_bytes = total_bytes - self._planner.fixed_bytes + _size_bytes(self._planner.graph, arguments)
+        temp_bytes = total_bytes - self._planner.fixed_bytes + self._planner.graph.size_bytes(arguments)
         for _ in range(_QUESTIONS):
             plan = self._with_state(solver.solve(temp_bytes), arguments)
             excess_bytes = plan.predicted.total_bytes - total_bytes
@@ -96,10 +96,6 @@ class HostStateSolver:
             problem = self._planner.problem_of(plan)
             known = self._known[plan, arguments] = replace(changed, prediction=problem.predict(changed))
         return known
-
-
-def _size_bytes(graph: Graph, arguments: Iterable[int]) -> int:
-    return sum(graph.values[v].size_bytes for v in arguments)
 
 
 class HostStatePlans(Generator):

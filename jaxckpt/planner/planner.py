@@ -538,7 +538,7 @@ class Planner:
     def _state_note(self, plan: ir.GraphPlan) -> str:
         """A sentence on optimiser state in host memory."""
         paths = [self.traced.paths[v] for v in plan.host_arguments]
-        size_bytes = sum(self.graph.values[v].size_bytes for v in plan.host_arguments)
+        size_bytes = self.graph.size_bytes(plan.host_arguments)
         listed = ", ".join(paths[:2]) + (", ..." if len(paths) > 2 else "")
         return (
             f"{len(paths)} arguments ({listed}) of {format_bytes(size_bytes)} are in host memory between steps, and so"

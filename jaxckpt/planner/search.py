@@ -8,7 +8,7 @@ Two rules choose what is compiled next:
    and those that should fit, however many compiles there were: the model does not know which compiles smallest.
 
 What is expected of a candidate is what the model predicts, corrected by what the compiler said of others
-(`generators`). All plans that count were compiled for this budget: the answer does not depend on earlier questions.
+(`candidate_pool`). All plans that count were compiled for this budget: the answer does not depend on earlier questions.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import most_compiles
-from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
+from jaxckpt.planner.candidate_pool import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.refusals import infeasible

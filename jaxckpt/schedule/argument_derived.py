@@ -49,7 +49,7 @@ def is_broadcast(graph: Graph, value: int) -> bool:
     """
     roots = argument_roots(graph, value)
     most_bytes = _BROADCAST * graph.values[value].size_bytes
-    return roots is not None and sum(graph.values[v].size_bytes for v in roots) <= most_bytes
+    return roots is not None and graph.size_bytes(roots) <= most_bytes
 
 
 def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:

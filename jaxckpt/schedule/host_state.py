@@ -163,7 +163,7 @@ class HostState:
         groups = graph.once(StateGroups).groups if self._arguments else ()
         _require_state(self._arguments, groups)
         self._groups = [group for group in groups if not self._arguments.isdisjoint(group.results)]
-        self._sizes = [sum(graph.values[v].size_bytes for v in self._state(group)) for group in self._groups]
+        self._sizes = [graph.size_bytes(self._state(group)) for group in self._groups]
         self._prefetched_bytes = int(_PREFETCHED * sum(self._sizes))
         self._loaded = self._written = self._stored = 0
         """How many groups are loaded, have new state, and are known to be stored."""

@@ -134,8 +134,8 @@ class BodyGradients:
         for loop, ops in bodies.items():
             found = _gradients_in_body(graph, ops)
             read = {v for op in found for v in graph.ops[op].reads}
-            needed_bytes = max(most_bytes, graph.loops[loop].length * _size_bytes(graph, _carries(ops)))
-            if _size_bytes(graph, read) >= _WORTH_IN_BODY * needed_bytes:
+            needed_bytes = max(most_bytes, graph.loops[loop].length * graph.size_bytes(_carries(ops)))
+            if graph.size_bytes(read) >= _WORTH_IN_BODY * needed_bytes:
                 self.by_product.update(found)
         self.values = frozenset(chain.from_iterable(self.by_product.values()))
 
@@ -157,7 +157,7 @@ def _gradients_in_body(graph: Graph, ops: Sequence[Op]) -> dict[int, tuple[int, 
         if op.kind is Kind.CONTRACTION and leads_on.isdisjoint(op.writes):
             # What elementwise ops make of carries may be part of the product's kernel.
             cotangents = [v for v in op.reads if v in carries or v in multiplied]
-            is_small = _size_bytes(graph, op.writes) <= _SMALL_IN_BODY * _size_bytes(graph, op.reads)
+            is_small = graph.size_bytes(op.writes) <= _SMALL_IN_BODY * graph.size_bytes(op.reads)
             if is_small and len(cotangents) == 1 and _is_multiplied_after(graph, cotangents[0], op):
                 found[op.id] = op.writes[0], cotangents[0]
     return found
@@ -170,11 +170,7 @@ def _carries(ops: Iterable[Op]) -> list[int]:
 def _most_bytes(graph: Graph) -> int:
     """The most bytes that one op reads and writes, but for those around loops."""
     ops = (op for op in graph.ops if op.primitive not in LOOP_BOUNDARIES)
-    return max((_size_bytes(graph, {*op.reads, *op.writes}) for op in ops), default=0)
-
-
-def _size_bytes(graph: Graph, values: Iterable[int]) -> int:
-    return sum(graph.values[v].size_bytes for v in values)
+    return max((graph.size_bytes({*op.reads, *op.writes}) for op in ops), default=0)
 
 
 def _is_multiplied_after(graph: Graph, value: int, op: Op) -> bool:
@@ -190,7 +186,7 @@ def _small_gradient(graph: Graph, value: int) -> list[int]:
     if product is None:
         return []
     share = _SMALL_ON_MESH if graph.mesh else _SMALL
-    if graph.values[value].size_bytes > share * _size_bytes(graph, product.reads):
+    if graph.values[value].size_bytes > share * graph.size_bytes(product.reads):
         return []
     views = [value]
     for shown in views:

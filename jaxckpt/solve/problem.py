@@ -273,7 +273,7 @@ class Problem:
         graph = self.graph
         runs = (step for step in scheduled.steps if isinstance(step, Run))
         clones = (s for s in runs if s.is_clone or (s.loop is not None and graph.is_in_clone(s.loop)))
-        host_bytes = sum(graph.values[v].size_bytes for v in plan.host_arguments)
+        host_bytes = graph.size_bytes(plan.host_arguments)
         return Prediction(
             argument_bytes=graph.argument_bytes - host_bytes,
             output_bytes=unaliased_output_bytes(graph),
@@ -293,7 +293,7 @@ class Problem:
 
 def unaliased_output_bytes(graph: Graph) -> int:
     """Bytes of results for which no donated argument has the same shape and type."""
-    return sum(graph.values[graph.outputs[position]].size_bytes for position in graph.unaliased_outputs)
+    return graph.size_bytes(graph.outputs[position] for position in graph.unaliased_outputs)
 
 
 def solve_none(problem: Problem) -> GraphPlan:

@@ -11,8 +11,8 @@ import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import GraphPlan, Recompute, RowChunk, Save
+from jaxckpt.planner.candidate_pool import is_unplanned
 from jaxckpt.planner.chunking import ChunkSolver
-from jaxckpt.planner.generators import is_unplanned
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
 from jaxckpt.rewrite.transformed_step import transformed_step

@@ -12,8 +12,9 @@ import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner, PlanOptions
 from jaxckpt._errors import PlanMismatchError, UnknownStrategyError, VerificationError
 from jaxckpt.planner import verify_plan
+from jaxckpt.planner.candidate_pool import CandidatePool
 from jaxckpt.planner.frontier_search import frontier_of
-from jaxckpt.planner.generators import CandidatePool, SolverPlans
+from jaxckpt.planner.generators import SolverPlans
 from jaxckpt.planner.limits import Limits
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest

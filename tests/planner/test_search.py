@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.ir import Offload
-from jaxckpt.planner.generators import Alternatives, CandidatePool, NearMisses, SimpleRules, SolverPlans, SplitLoops
+from jaxckpt.planner.candidate_pool import CandidatePool
+from jaxckpt.planner.generators import Alternatives, NearMisses, SimpleRules, SolverPlans, SplitLoops
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import OptimalSolver, solve

@@ -13,7 +13,7 @@ recomputation". Complexity: that of Dinic's algorithm (scipy) on twice as many n
 Read after `chain`, `knapsack`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -78,15 +78,15 @@ class Partitioner:
         fastest = self.cut(self.costly | self.unlisted | self.read_by_products)
         if fraction >= 1:
             return fastest
-        most = self._size_bytes(fastest)
+        most = self.problem.graph.size_bytes(fastest)
         for banned in (self.costly | self.unlisted, self.costly):
             saved = self.cut(banned)
-            if self._size_bytes(saved) < fraction * most:
+            if self.problem.graph.size_bytes(saved) < fraction * most:
                 return saved
         if fraction <= 0 or not most:
             return frozenset()
-        costly = sorted(self.costly, key=lambda v: (-self._size_bytes([v]), v))
-        weights = [self._size_bytes([v]) / most for v in costly]
+        costly = sorted(self.costly, key=lambda v: (-self.problem.graph.size_bytes([v]), v))
+        weights = [self.problem.graph.size_bytes([v]) / most for v in costly]
         values = [self.problem.op_s[self._made(v).id] * 1e6 for v in costly]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
         return self.cut(frozenset(costly[k] for k in kept))
@@ -161,9 +161,6 @@ class Partitioner:
 
     def _is_costly(self, op: Op) -> bool:
         works = op.kind is Kind.OPAQUE and (op.flops is None or op.flops > 0)
-        read, written = self._size_bytes(op.reads), self._size_bytes(op.writes)
+        read, written = self.problem.graph.size_bytes(op.reads), self.problem.graph.size_bytes(op.writes)
         shrinks = op.kind is Kind.REDUCTION and written * _MUCH_SMALLER <= read
         return op.kind is Kind.CONTRACTION or works or shrinks or Trait.RANDOM in op.traits
-
-    def _size_bytes(self, values: Iterable[int]) -> int:
-        return sum(self.problem.graph.values[v].size_bytes for v in values)

@@ -51,7 +51,7 @@ def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | N
     if any(graph.ops[k].primitive == "reduce_sum" for k in ops):
         return None
     alive_anyway = (problem.needed - dropped) | {v for v in reads if graph.producer[v] is None}
-    return graph.values[value].size_bytes - sum(graph.values[v].size_bytes for v in reads - alive_anyway)
+    return graph.values[value].size_bytes - graph.size_bytes(reads - alive_anyway)
 
 
 def read_option(text: str) -> Solver:
