@@ -3,7 +3,9 @@
 A buffer has one address for all its life, so that some bytes stay free between others, and the heap is larger than the
 peak of live bytes. XLA's `GlobalDecreasingSizeBestFitHeap` puts one buffer after the other into the smallest gap that
 is free for its life: in the order of decreasing size, and again in the order of decreasing life. The smaller heap
-counts. From compiled live ranges this file computes XLA's own figure: `tests/cost/test_heap.py`.
+counts. XLA places buffers of equal size and life in the order of numbers that its schedule does not show. Of 165
+programs of the battery (jax 0.12.0.1) the heap of the compiled live ranges is within 0.5% of XLA's figure in 147, and
+the peak in 118.
 
 Read after `peak`; `Replay.heap_bytes` asks.
 """

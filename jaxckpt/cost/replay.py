@@ -94,6 +94,7 @@ def replay(
         external.update(kernels.sources[instance])
     results = {schedule.outputs[position] for position in graph.unaliased_outputs} if is_full_step else set()
     ranges = heap_ranges(buffers, external=external, results=results)
+    # XLA counts lives in instructions: ops that are fused into others, and barriers, do not make a life longer.
     written_at = {span.birth for span in ranges}
     started = list(accumulate(int(k is not None or at in written_at) for at, k in enumerate(kernels.by_step)))
     return Replay(

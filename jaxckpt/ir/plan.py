@@ -184,7 +184,7 @@ class Prediction:
     Attributes:
       argument_bytes: Arguments and constants, bytes per device.
       output_bytes: Results that do not take over the memory of a donated argument.
-      temp_bytes: Peak of everything else.
+      temp_bytes: Of the heap that holds everything else.
       step_s: Estimated seconds of one step.
       recompute_s: The part of `step_s` that is spent on recomputation.
       saved_bytes: Bytes held from forward to backward by decision.
