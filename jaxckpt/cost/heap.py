@@ -3,9 +3,8 @@
 A buffer has one address for all its life, so that some bytes stay free between others, and the heap is larger than the
 peak of live bytes. XLA's `GlobalDecreasingSizeBestFitHeap` puts one buffer after the other into the smallest gap that
 is free for its life: in the order of decreasing size, and again in the order of decreasing life. The smaller heap
-counts. XLA places buffers of equal size and life in the order of numbers that its schedule does not show. Of 165
-programs of the battery (jax 0.12.0.1) the heap of the compiled live ranges is within 0.5% of XLA's figure in 147, and
-the peak in 118.
+counts. XLA places buffers of equal size and life in the order of numbers that its schedule does not show: there its
+heap may be another one. `tests/cost/test_heap.py` compares both.
 
 Read after `peak`; `Replay.heap_bytes` asks.
 """
@@ -21,8 +20,7 @@ _Integers = NDArray[np.int64]
 
 _SMALLEST_SHARE = 2**-12
 """Of the peak: smaller buffers are not given addresses, which bounds the time. They fit into gaps between others, or
-add what they have to the peak. With 2**-16 predictions for 24 steps of the battery differ by at most 0.1%, with 2**-8
-by 0.6%."""
+add what they have to the peak (`python -m benchmarks.constants` compares other shares)."""
 
 
 def heap_bytes(ranges: Sequence[Span], peak_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The pool of what was compiled for a budget, with the candidates for it and what generators of these must offer.
+"""Plans that were compiled for one budget (the pool), candidates for it, and what each generator of candidates offers.
 
 A candidate is a plan with the bytes and seconds that are expected of it as compiled: what the model predicts, corrected
 by what the compiler said of the plans in the pool.

@@ -85,8 +85,8 @@ class Partitioner:
                 return saved
         if fraction <= 0 or not most:
             return frozenset()
-        costly = sorted(self.costly, key=lambda v: (-self.problem.graph.size_bytes([v]), v))
-        weights = [self.problem.graph.size_bytes([v]) / most for v in costly]
+        costly = sorted(self.costly, key=lambda v: (-self.problem.graph.values[v].size_bytes, v))
+        weights = [self.problem.graph.values[v].size_bytes / most for v in costly]
         values = [self.problem.op_s[self._made(v).id] * 1e6 for v in costly]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
         return self.cut(frozenset(costly[k] for k in kept))
