@@ -174,6 +174,8 @@ class ScheduleKernels:
             else:
                 sources[write] = sources[read]
             self.passes.pass_barrier(at, sources[read])
+        if step.trigger is not None:
+            self.passes.pass_barrier(at, sources[step.trigger])
 
     def _move(self, step: Move) -> None:
         """A value on the host has no buffer; one that is loaded, a shard and a gathered value are buffers."""

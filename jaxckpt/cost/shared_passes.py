@@ -3,6 +3,12 @@
 XLA calls it sibling fusion, or multi-output fusion.
 
 1. A loop over elements joins the last kernel that went over its largest operand, and reads that operand for free.
+   - Both go over as many elements; a reduction goes over those of its operand. Reductions that share a kernel leave as
+     many elements, and all reduce rows or all columns, at most `_COLUMN_SUMS` of them. A reduction that an earlier step
+     has computed of the same operand (the mean, and again for the variance) costs nothing.
+   - Loops over what a matrix product writes, or a kernel that holds rows, do not share a kernel for that: XLA has made
+     custom fusions of these kernels before it merges loops, and leaves out their results. What a barrier passes on of
+     them is no such result.
 2. It joins nothing where it needs what a kernel after that one writes, or a barrier in between hands on. If the kernel
    is a clone's, and its results do not lead to the loop, the two share a kernel all the same: XLA merges loops that
    read one array and do not depend on each other, whatever the order in which they are written. The clone then runs
@@ -11,8 +17,8 @@ XLA calls it sibling fusion, or multi-output fusion.
    Operands that products compute on what they load are in no other kernel.
 3. It does not join the kernel of a reduction whose result it reads: all of the reduction must be done before. A
    reduction over complete rows does: a kernel holds the rows.
-4. It does not join a kernel more than `_ONE_PASS` steps back. An update joins at any distance, and over any of its
-   operands, which are all of one size: optimisers go over all parameters one after the other.
+4. An update joins over any of its operands, which are all of one size: optimisers go over all parameters one after the
+   other.
 5. Loops of two bodies never join.
 6. A loop that reads nothing (a dropout mask, drawn from a key) and the first loop that reads its result are one kernel.
 
@@ -20,20 +26,31 @@ Read after `fusion_analysis` and `rates`; `kernels` asks.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.rates import Rates
-from jaxckpt.ir import Kind, Op, Phase
+from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule import Barrier, Move, Run, ScheduleStep
 
-_ONE_PASS = 48
-"""Steps within which loops over the same array share one pass over it (the maximum and the sum of a softmax, the mean
-and the variance of normalised rows). The median error of seconds is 4.7% with 12, and 4.0% with 24, 48 and 96; the mean
-one 5.9%, 6.3%, 6.5% and 6.5% (`python -m benchmarks.constants`)."""
+_POSTPONED_STEPS = 48
+"""Steps over which a clone is postponed (rule 2)."""
+_COLUMN_SUMS = 2
+"""Sums over columns in one kernel. Each has a tile of 32 x 129 elements in the shared memory of a block: for float32
+16,512 of its 49,152 bytes."""
+_PASSES = 4
+"""The last kernels over a buffer that a loop can join."""
+
+
+class _Extent(NamedTuple):
+    """The elements that a loop goes over, and those that a reduction leaves, of rows or of columns."""
+
+    elements: int
+    left: int | None = None
+    of_rows: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +87,9 @@ class SharedPasses:
         self._steps = steps
         self._fusion = fusion
         self._rates = rates
-        self._last_pass: dict[int, int] = {}
-        """For each buffer the kernel of the last loop that read or wrote it."""
+        self._extents = fusion.rules.graph.once(_extents)
+        self._passes: defaultdict[int, list[int]] = defaultdict(list)
+        """For each buffer the kernels of the last loops that read or wrote it, the very last one at the end."""
         self._ready: dict[int, int] = {}
         """For each buffer the kernel that writes it, or the last barrier that it passed."""
         self._last_loop: dict[int, int] = {}
@@ -83,18 +101,20 @@ class SharedPasses:
         """By the steps that start them."""
         self._reduced: set[int] = set()
         """Buffers that reductions write."""
+        self._first: dict[Hashable, int] = {}
+        """The first step of each reduction: what it computes, of which instances."""
         self._from_nothing: dict[int, int] = {}
         """For each buffer that a loop without operands writes the kernel of this loop, until another loop joins it."""
 
     def enter_loop(self) -> None:
         """The steps that follow stand in another loop's body."""
-        self._last_pass.clear()
+        self._passes.clear()
         self._from_nothing.clear()
 
     def pass_barrier(self, at: int, sources: SourceBytes) -> None:
         """Buffers pass a barrier: what is behind it joins no kernel before it over them."""
         for source in sources:
-            self._last_pass.pop(source, None)
+            self._passes.pop(source, None)
             self._from_nothing.pop(source, None)
             self._ready[source] = at
 
@@ -130,12 +150,13 @@ class SharedPasses:
         if not reads:
             self._from_nothing.update(dict.fromkeys(written, kernel))
         is_new, shared = kernel not in self._kernels, self._kernels[kernel]
-        traffic_bytes -= sum([size for source, size in reads.items() if self._last_pass.get(source) == kernel])
+        traffic_bytes -= sum([size for source, size in reads.items() if kernel in self._passes[source]])
         before_s = max(shared.traffic_s, shared.arithmetic_s)
         shared.traffic_s += traffic_bytes / self._rates.memory_bandwidth_bytes_per_s
         shared.arithmetic_s += arithmetic_s
         for buffer in (*reads, *written):
-            self._last_pass[buffer], self._last_loop[buffer] = kernel, at
+            self._pass(buffer, kernel)
+            self._last_loop[buffer] = at
         return kernel, max(shared.traffic_s, shared.arithmetic_s) - before_s + is_new * self._rates.launch_s
 
     def _kernel_of(self, at: int, op: Op, reads: SourceBytes, written: Sequence[int]) -> int:
@@ -145,13 +166,52 @@ class SharedPasses:
         joined = [self._from_nothing.pop(source) for source in reads if source in self._from_nothing]
         if joined:
             return joined[-1]
-        kernel = self._last_shared(op, reads)
-        if kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE):
-            return at
+        first = self._first.setdefault(self._reduction(at), at) if op.kind is Kind.REDUCTION else at
+        if first != at:
+            return self._ready[self._steps[first].writes[0]]
+        largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
+        largest = (source for source, size in reads.items() if size >= largest_bytes)
+        over = [source for source in largest if not self._is_of_custom_fusion(source)]
+        ready = max([self._ready.get(source, -1) for source in reads], default=-1)
+        passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}
+        return max([kernel for kernel in passes if self._can_join(kernel, at, op, reads)], default=at)
+
+    def _pass(self, buffer: int, kernel: int) -> None:
+        """A kernel goes over a buffer."""
+        passes = self._passes[buffer]
+        if not passes or passes[-1] != kernel:
+            passes.append(kernel)
+            del passes[:-_PASSES]
+
+    def _can_join(self, kernel: int, at: int, op: Op, reads: SourceBytes) -> bool:
+        """True if a loop can run in a kernel that goes over one of its operands (rules 1 and 3)."""
         nests = op.id in self._fusion.rules.rows.nested_reductions
         if not nests and any(s in self._reduced and self._ready[s] == kernel for s in reads):
-            return at
-        return self._in_order(kernel, at, reads)
+            return False
+        return self._is_one_loop((*self._kernels[kernel].steps, at))
+
+    def _is_one_loop(self, loops: Iterable[int]) -> bool:
+        """True if one kernel can run the loops of some steps (rule 1)."""
+        extent_of = {loop: self._extents[step.op] for loop in loops if isinstance(step := self._steps[loop], Run)}
+        reductions = [loop for loop, extent in extent_of.items() if extent.left is not None]
+        reduced = {extent_of[loop] for loop in reductions}
+        if len({extent.elements for extent in extent_of.values()}) > 1 or len(reduced) > 1:
+            return False
+        return any(extent.of_rows for extent in reduced) or len(set(map(self._reduction, reductions))) <= _COLUMN_SUMS
+
+    def _reduction(self, at: int) -> Hashable:
+        """What a reduction computes, of which instances."""
+        step = self._steps[at]
+        assert isinstance(step, Run)
+        op = self._fusion.rules.graph.ops[step.op]
+        return op.primitive, op.detail, step.reads
+
+    def _is_of_custom_fusion(self, source: int) -> bool:
+        """True for the result of a matrix product, or of a kernel that holds rows, that no barrier has handed on."""
+        step = self._steps[self._ready[source]] if source in self._ready else None
+        if not isinstance(step, Run):
+            return False
+        return self._fusion.rules.graph.ops[step.op].primitive == "dot_general" or self._fusion.holds_rows(step)
 
     def _in_order(self, kernel: int, at: int, reads: SourceBytes) -> int:
         """The kernel, or this step, if the loop there needs what a kernel after that one makes (rule 2)."""
@@ -163,10 +223,10 @@ class SharedPasses:
         All loops of their kernel, or the last one alone, where the results of the others lead to the step. Only clones:
         with all loops the predictions of the battery's steps came no closer to the compiled programs.
         """
-        largest_bytes, last_pass = max(reads.values(), default=0), self._last_pass
+        largest_bytes = max(reads.values(), default=0)
         for source, size_bytes in reads.items():
-            other = last_pass.get(source)
-            if other is None or size_bytes < largest_bytes or not at - _ONE_PASS <= other < kernel:
+            other = max([each for each in self._passes[source] if each < kernel], default=-1)
+            if other < max(0, at - _POSTPONED_STEPS) or size_bytes < largest_bytes:
                 continue
             shared, last = self._kernels[other], self._last_loop[source]
             runs_elsewhere = last not in shared.steps
@@ -174,7 +234,8 @@ class SharedPasses:
                 continue
             is_apart = last != shared.steps[0] and source not in shared.written
             if self._postpone(shared, shared.steps, kernel, at):
-                last_pass.update({buffer: kernel for buffer, before in last_pass.items() if before == other})
+                for passes in self._passes.values():
+                    passes[:] = [kernel if each == other else each for each in passes]
             elif is_apart:
                 self._postpone(shared, [last], kernel, at)
 
@@ -226,6 +287,9 @@ class SharedPasses:
         are_clones = all(isinstance(step := steps[loop], Run) and step.is_clone for loop in loops)
         if not are_clones or any(map(self.is_loaded, loops)):
             return False
+        joined = self._kernels[kernel].steps if kernel in self._kernels else []
+        if not self._is_one_loop((*joined, *loops, at)):
+            return False
         results = [instance for loop in loops for instance in steps[loop].writes]
         written = [instance for instance in results if instance in shared.written]  # without what nothing reads
         dependent, behind = set(results), list[int]()
@@ -255,8 +319,15 @@ class SharedPasses:
             self.together.pop(loop, None)
         return True
 
-    def _last_shared(self, op: Op, reads: SourceBytes) -> int | None:
-        """The last kernel that went over the largest of some operands; of an update, over any."""
-        largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
-        last = self._last_pass
-        return max([last[s] for s, size in reads.items() if size >= largest_bytes and s in last], default=None)
+
+def _extents(graph: Graph) -> tuple[_Extent, ...]:
+    """What the loop of each op goes over."""
+    return tuple(_extent(graph, op) for op in graph.ops)
+
+
+def _extent(graph: Graph, op: Op) -> _Extent:
+    written = max(map(graph.elements, op.writes), default=0)
+    if op.kind is not Kind.REDUCTION or not op.reads:
+        return _Extent(written)
+    operand, left = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
+    return _Extent(graph.elements(op.reads[0]), written, operand[: len(left)] == left)

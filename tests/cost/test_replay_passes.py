@@ -186,7 +186,7 @@ def shared_passes(graph: Graph) -> SharedPasses:
     return SharedPasses(laid_out.steps, FusionAnalysis(fuse(graph).rules, laid_out.steps, laid_out.origin, ()), RATES)
 
 
-def joined(*primitives, between=None, far=0):
+def joined(*primitives, between=None):
     """The kernels of loops over one array, as the steps that start them, each after `between`."""
     build = Builder()
     x = build.input(MB)
@@ -197,7 +197,7 @@ def joined(*primitives, between=None, far=0):
     for at, op in enumerate(graph.ops):
         if between is not None and at:
             between(shared, at)
-        kernel, _ = shared.join(at * (1 + far), op, {x: MB}, op.writes, MB, 0.0)
+        kernel, _ = shared.join(at, op, {x: MB}, op.writes, MB, 0.0)
         shared.write(at, kernel, op, op.writes)
         found.append(kernel)
     return found
@@ -207,7 +207,6 @@ def test_loops_over_one_array_share_a_kernel():
     assert joined("reduce_max", "reduce_sum") == [0, 0]
     assert joined("reduce_max", "reduce_sum", between=lambda shared, at: shared.pass_barrier(at, {0: MB})) == [0, 1]
     assert joined("reduce_max", "reduce_sum", between=lambda shared, at: shared.enter_loop()) == [0, 1]
-    assert joined("reduce_max", "reduce_sum", far=48) == [0, 49]
 
 
 def test_a_loop_joining_a_kernel_reads_the_shared_array_for_free():
