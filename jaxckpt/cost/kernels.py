@@ -273,8 +273,9 @@ class ScheduleKernels:
         size_bytes, sources = self.fusion.size_bytes, self.fusion.sources
         if op.primitive == STACK:
             return 0
-        if op.kind is Kind.SCATTER and len(step.reads) > 1:
-            base, updates = step.reads[0], step.reads[1 if op.primitive == "dynamic_update_slice" else -1]
+        if scatter := self.rules.scatters.get(op.id):
+            base = step.reads[int(op is not scatter and op.reads[0] in scatter.writes)]
+            updates = scatter.reads[1 if scatter.primitive == "dynamic_update_slice" else -1]
             others = sum(size for source, size in reads.items() if source not in sources[base])
-            return others + 2 * size_bytes[updates]
+            return others + 2 * self.graph.values[updates].size_bytes
         return sum(reads.values()) + sum([size_bytes[instance] for instance in written]) + op.traffic_bytes

@@ -138,6 +138,10 @@ LOOPS = {
         lambda x, w: (lambda y: (y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5))(x @ w),
         *(ARRAY, WEIGHT),
     ),
+    "scatter into a sum": (
+        lambda x, at, y: 2 * x + jnp.zeros_like(x).at[jnp.arange(ROWS), at].add(y),
+        *(ARRAY, spec(ROWS, dtype=jnp.int32), spec(ROWS)),
+    ),
     "all elements and half": (lambda x, g, h: (x * g, x[:, :256] * h), ARRAY, ARRAY, spec(ROWS, 256)),
 }
 
