@@ -306,9 +306,9 @@ def _is_library_epilogue(graph: Graph, op: Op) -> bool:
 
 
 def _only_products_read(graph: Graph, op: Op) -> bool:
-    """True if nothing but products reads the result of an op, directly or through views."""
-    readers = (graph.ops[reader] for v in op.writes for reader in graph.readers[v])
-    return all(
+    """True if products read the result of an op, directly or through views, and nothing else does."""
+    readers = [graph.ops[reader] for v in op.writes for reader in graph.readers[v]]
+    return bool(readers) and all(
         reader.primitive == "dot_general" or (is_view_of(graph, reader) and _only_products_read(graph, reader))
         for reader in readers
     )
