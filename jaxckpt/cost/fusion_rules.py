@@ -150,7 +150,6 @@ class FusionRules:
       partial_reads: Rule 1: slices, which read only as much as they write.
       expensive: Rule 3: forward ops of many instructions an element.
       never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
-      scatters: Rule 4: scatters, by their own ids, and those that are fused with an addition by that of the addition.
       loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
     """
 
@@ -167,7 +166,6 @@ class FusionRules:
     partial_reads: Ops
     expensive: Ops
     never_materialised: Ops
-    scatters: Mapping[int, Op]
     loops: Ops
 
 
@@ -226,11 +224,6 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
-        scatters={
-            graph.readers[op.writes[0]][0] if op.id in fused_scatters else op.id: op
-            for op in graph.ops
-            if op.kind is Kind.SCATTER and len(op.reads) > 1
-        },
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels - joined,
     )
 

@@ -22,6 +22,7 @@ from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
+from jaxckpt.schedule.initialisers import scatters_fused_with_add
 
 
 class StepKernel(NamedTuple):
@@ -174,7 +175,7 @@ class ScheduleKernels:
             else:
                 sources[write] = sources[read]
             self.passes.pass_barrier(at, sources[read])
-        if step.trigger is not None:
+        if step.trigger in self.fusion.materialised:  # the backward pass goes on with it behind the barrier
             self.passes.pass_barrier(at, sources[step.trigger])
 
     def _move(self, step: Move) -> None:
@@ -273,9 +274,19 @@ class ScheduleKernels:
         size_bytes, sources = self.fusion.size_bytes, self.fusion.sources
         if op.primitive == STACK:
             return 0
-        if scatter := self.rules.scatters.get(op.id):
+        if scatter := self.graph.once(_scatters).get(op.id):
             base = step.reads[int(op is not scatter and op.reads[0] in scatter.writes)]
             updates = scatter.reads[1 if scatter.primitive == "dynamic_update_slice" else -1]
             others = sum(size for source, size in reads.items() if source not in sources[base])
             return others + 2 * self.graph.values[updates].size_bytes
         return sum(reads.values()) + sum([size_bytes[instance] for instance in written]) + op.traffic_bytes
+
+
+def _scatters(graph: Graph) -> Mapping[int, Op]:
+    """Scatters by the op whose kernel carries them out: themselves, or the addition that they are fused with."""
+    fused = scatters_fused_with_add(graph)
+    return {
+        graph.readers[op.writes[0]][0] if op.id in fused else op.id: op
+        for op in graph.ops
+        if op.kind is Kind.SCATTER and len(op.reads) > 1
+    }

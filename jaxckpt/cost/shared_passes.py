@@ -109,6 +109,7 @@ class SharedPasses:
     def enter_loop(self) -> None:
         """The steps that follow stand in another loop's body."""
         self._passes.clear()
+        self._first.clear()
         self._from_nothing.clear()
 
     def pass_barrier(self, at: int, sources: SourceBytes) -> None:
@@ -168,7 +169,7 @@ class SharedPasses:
             return joined[-1]
         first = self._first.setdefault(self._reduction(at), at) if op.kind is Kind.REDUCTION else at
         if first != at:
-            return self._ready[self._steps[first].writes[0]]
+            return self._ready.get(self._steps[first].writes[0], at)
         largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
         largest = (source for source, size in reads.items() if size >= largest_bytes)
         over = [source for source in largest if not self._is_of_custom_fusion(source)]
@@ -200,14 +201,14 @@ class SharedPasses:
         return any(extent.of_rows for extent in reduced) or len(set(map(self._reduction, reductions))) <= _COLUMN_SUMS
 
     def _reduction(self, at: int) -> Hashable:
-        """What a reduction computes, of which instances."""
+        """The identity of a reduction: its op and the instances that it reads."""
         step = self._steps[at]
         assert isinstance(step, Run)
         op = self._fusion.rules.graph.ops[step.op]
         return op.primitive, op.detail, step.reads
 
     def _is_of_custom_fusion(self, source: int) -> bool:
-        """True for the result of a matrix product, or of a kernel that holds rows, that no barrier has handed on."""
+        """True for the result of a matrix product, or of a kernel that holds rows, that no barrier has passed on."""
         step = self._steps[self._ready[source]] if source in self._ready else None
         if not isinstance(step, Run):
             return False
@@ -321,7 +322,7 @@ class SharedPasses:
 
 
 def _extents(graph: Graph) -> tuple[_Extent, ...]:
-    """What the loop of each op goes over."""
+    """The extent of each op's loop."""
     return tuple(_extent(graph, op) for op in graph.ops)
 
 
