@@ -19,7 +19,7 @@ _SCALAR_BYTES = 8
 _ADDITIONS = frozenset({"add", "add_any"})
 """Ops that a library applies to its result, however much they read: `_BIAS` of `compiler.product_kernels`."""
 _MANY = 4
-"""Readers are counted up to here. With 2 the median error of seconds is 6.0%, with 4 and 8 it is 4.0% (`python -m
+"""Readers are counted up to here. With 2 the mean error of seconds is 6.0%, with 4 and 8 it is 5.4% (`python -m
 benchmarks.constants`)."""
 
 

@@ -65,8 +65,8 @@ benchmarks.constants`)."""
 _SHORT_ROW = 256
 """Rows up to this length are held through two reductions however few they are. 64, 256 and 1024 predict the same."""
 _FEW_ROWS = 2**16
-"""Longer rows are held where there are more than these. With 2**18 the median error of seconds is 9.0%, with 2**14 and
-2**16 it is 4.0% (`python -m benchmarks.constants`). The tests of `fusion` have shapes on either side of this and of
+"""Longer rows are held where there are more than these. With 2**18 the median error of seconds is 4.9%, with 2**14 and
+2**16 it is 0.6% (`python -m benchmarks.constants`). The tests of `fusion` have shapes on either side of this and of
 `_SHORT_ROW`."""
 
 Ops = frozenset[int]
