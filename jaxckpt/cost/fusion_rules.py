@@ -180,7 +180,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         return frozenset(op.id for op in graph.ops if condition(op))
 
     layouts, derived = graph.once(Layouts), argument_derived_values(graph)
-    fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
+    fused_scatters, copies = graph.once(scatters_fused_with_add), copied_views(graph)
     written_views = copies | _gathered_views(graph)
     has_library = rates is not None and rates.has_product_library
     joined = ops(lambda op: has_library and _is_joined(graph, op))

@@ -284,7 +284,7 @@ class ScheduleKernels:
 
 def _scatters(graph: Graph) -> Mapping[int, Op]:
     """Scatters by the op whose kernel carries them out: themselves, or the addition that they are fused with."""
-    fused = scatters_fused_with_add(graph)
+    fused = graph.once(scatters_fused_with_add)
     return {
         graph.readers[op.writes[0]][0] if op.id in fused else op.id: op
         for op in graph.ops

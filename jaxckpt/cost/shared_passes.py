@@ -6,9 +6,9 @@ XLA calls it sibling fusion, or multi-output fusion.
    - Both go over as many elements; a reduction goes over those of its operand. Reductions that share a kernel leave as
      many elements, and all reduce rows or all columns, at most `_COLUMN_SUMS` of them. A reduction that an earlier step
      has computed of the same operand (the mean, and again for the variance) costs nothing.
-   - Loops over what a matrix product writes, or a kernel that holds rows, do not share a kernel for that: XLA has made
-     custom fusions of these kernels before it merges loops, and leaves out their results. What a barrier passes on of
-     them is no such result.
+   - A loop joins no kernel over the result of a matrix product, or of a kernel that holds rows. XLA makes custom
+     fusions of these kernels first, and merges no loops that read the result of one. It merges loops that read such a
+     result behind a barrier.
 2. It joins nothing where it needs what a kernel after that one writes, or a barrier in between hands on. If the kernel
    is a clone's, and its results do not lead to the loop, the two share a kernel all the same: XLA merges loops that
    read one array and do not depend on each other, whatever the order in which they are written. The clone then runs
@@ -44,7 +44,7 @@ _COLUMN_SUMS = 2
 16,512 of its 49,152 bytes."""
 _PASSES = 4
 """The last kernels over a buffer that a loop can join. 1, 2, 4 and 8 predict the same to 0.03% (`python -m
-benchmarks.constants`), with steps that have no batch normalisation: its sums alternate between kernels."""
+benchmarks.constants`). None of those steps has batch normalisation, whose sums alternate between kernels."""
 
 
 class _Extent(NamedTuple):
@@ -163,9 +163,10 @@ class SharedPasses:
         return kernel, max(shared.traffic_s, shared.arithmetic_s) - before_s + is_new * self._rates.launch_s
 
     def _kernel_of(self, at: int, op: Op, reads: SourceBytes, written: Sequence[int]) -> int:
+        ready = max([self._ready.get(source, -1) for source in reads], default=-1)
         siblings = (sibling for instance in written for sibling in self._siblings.get(instance, ()))
         if (kernel := next((self._ready[sibling] for sibling in siblings if sibling in self._ready), None)) is not None:
-            return self._in_order(kernel, at, reads)
+            return kernel if kernel >= ready else at
         joined = [self._from_nothing.pop(source) for source in reads if source in self._from_nothing]
         if joined:
             return joined[-1]
@@ -175,8 +176,7 @@ class SharedPasses:
         largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
         largest = (source for source, size in reads.items() if size >= largest_bytes)
         over = [source for source in largest if not self._is_of_custom_fusion(source)]
-        ready = max([self._ready.get(source, -1) for source in reads], default=-1)
-        passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}
+        passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}  # rule 2
         return max([kernel for kernel in passes if self._can_join(kernel, at, op, reads)], default=at)
 
     def _pass(self, buffer: int, kernel: int) -> None:
@@ -215,10 +215,6 @@ class SharedPasses:
         if not isinstance(step, Run):
             return False
         return self._fusion.rules.graph.ops[step.op].primitive == "dot_general" or self._fusion.holds_rows(step)
-
-    def _in_order(self, kernel: int, at: int, reads: SourceBytes) -> int:
-        """The kernel, or this step, if the loop there needs what a kernel after that one makes (rule 2)."""
-        return at if max([self._ready.get(source, -1) for source in reads]) > kernel else kernel
 
     def _postpone_others(self, kernel: int, at: int, reads: SourceBytes) -> None:
         """Lets earlier clones over the largest operands of a step run in its kernel (rule 2).

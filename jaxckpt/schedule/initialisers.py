@@ -29,7 +29,7 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
 
     Zeros that a loop begins with wait for the smallest value that the loop needs and that exists by then.
     """
-    found, fused = dict(_initial_carries(graph)), scatters_fused_with_add(graph)
+    found, fused = dict(_initial_carries(graph)), graph.once(scatters_fused_with_add)
     for op in graph.scatters:
         if op.phase is Phase.UPDATE or op.loop is not None or op.id in fused:
             continue

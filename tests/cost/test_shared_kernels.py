@@ -207,6 +207,19 @@ def test_a_recomputed_split_of_which_one_part_is_read_shares_a_kernel():
 
 
 @needs_gpu_target
+@pytest.mark.xfail(strict=True, reason="the model stores the mask of the relu, which XLA computes in each kernel")
+def test_mean_and_variance_of_columns_are_two_passes():
+    def layer(weights, x):
+        product = x @ weights[0]
+        centred = (product - product.mean(0)) * jax.lax.rsqrt(product.var(0) + 1e-5)
+        return jax.nn.relu(centred * weights[1])
+
+    planner = perceptron(layer, (spec(1024, 1024), spec(1024), spec(32768, 1024)))
+    _, off_s = errors(planner, solve(planner.problem, "full"))
+    assert abs(off_s) < 0.05
+
+
+@needs_gpu_target
 def test_nothing_is_written_over_a_product_of_fewer_axes_behind_a_barrier():
     """XLA computes a product of three axes with two; what reads the saved result has three."""
 
