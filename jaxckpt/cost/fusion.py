@@ -41,8 +41,10 @@ counted equation by equation. These rules mark the values that are materialised,
    it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a
    kernel behind the product, which reads what the library wrote. A product with which nothing is fused is a library's,
    too; one whose epilogue reads and writes so much that its kernel would wait for memory is none. What such a product
-   could have applied to one array (rule 1) is a kernel in front of each product that reads it, and so is a
-   concatenation over an axis that one of them keeps: its parts are in memory.
+   could have applied to one array (rule 1) is a kernel in front of each product that reads it.
+10. A product reads the parts of a concatenation, or what they repeat, if it sums over another axis. One that a library
+   computes has a concatenation of its own for this. A product that sums over the axis reads the array itself, which is
+   written in front of the first such product.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
@@ -62,6 +64,7 @@ from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules, unfolded_rules
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.schedule import Run
 from jaxckpt.schedule.argument_derived import argument_derived_values
 from jaxckpt.schedule.steps import unchanged_runs
 
@@ -166,7 +169,7 @@ def _run(
     runs = rules.graph.once(unchanged_runs)
     steps = [runs[op.id] for op in ops]
     analysis = FusionAnalysis(rules, steps, range(len(rules.graph.values)), outputs)
-    return analysis, {step.op: analysis.run(step) for step in steps}
+    return analysis, {step.op: analysis.run(step) for step in analysis.steps if isinstance(step, Run)}
 
 
 def _holds(rules: FusionRules, op: int, analysis: FusionAnalysis, reads: Mapping[int, SourceBytes]) -> bool:

@@ -5,6 +5,7 @@ kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
@@ -42,10 +43,26 @@ class _FusedProduct(NamedTuple):
         return self.only_adds or self.spare_bytes > 0
 
 
+class JoinedOperands(NamedTuple):
+    """The operands of a product that takes in concatenations (rule 10), as instances.
+
+    Attributes:
+      others: Those that are no such concatenations.
+      parts: What the concatenations join; of a broadcast what it repeats.
+      copy_bytes: Of the concatenations that a kernel in front of the product writes for it; 0 if it loads the parts.
+    """
+
+    others: Sequence[int]
+    parts: Sequence[int]
+    copy_bytes: int
+
+
 class FusionAnalysis:
     """The instances in memory while steps run.
 
     Attributes:
+      steps: Those that run; each product that takes in a concatenation reads its parts.
+      joined: What these products read, by their results.
       size_bytes: Of each instance.
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it. Random bits that their reader draws
@@ -64,6 +81,8 @@ class FusionAnalysis:
     ):
         graph = rules.graph
         self.rules = rules
+        self.steps, self.joined = _read_by_parts(rules, steps)
+        steps = self.steps
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
@@ -85,7 +104,7 @@ class FusionAnalysis:
         """Decides where the results of one step are; returns what its kernel reads, or draws."""
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         op, materialised, sources, read = step.op, self.materialised, self.sources, step.reads
-        reads = self._merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
+        reads = self.merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
         if op in self.rules.partial_reads or op in self.rules.gathers:
             reads = self._read_part(step, reads)
         splits = len(step.writes) > 1 and op in self.rules.partial_reads
@@ -122,7 +141,7 @@ class FusionAnalysis:
         table, share = self.sources[step.reads[0]], written_bytes / max(1, self.size_bytes[step.reads[0]])
         return {value: int(share * size) if value in table else size for value, size in reads.items()}
 
-    def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
+    def merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
         first, larger = self.sources[reads[0]], dict[int, int]()
         for read in reads[1:]:
@@ -146,6 +165,7 @@ class FusionAnalysis:
         read_later = self._read_after_forward(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
+        joined = self.joined
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -165,7 +185,11 @@ class FusionAnalysis:
                 self._count_picks(step, shown[step.reads[0]])
             if needed_operands[op]:
                 needed = loaded if op in dots else shown
-                self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
+                if joined and step.writes[0] in joined:
+                    self.materialised.update(needed[i] for i in joined[step.writes[0]].others)
+                    self.materialised.update(loaded[i] for i in joined[step.writes[0]].parts)
+                else:
+                    self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
         """Rules 8 and 9: what products write behind elementwise ops, and what is before that in their kernels."""
@@ -212,7 +236,7 @@ class FusionAnalysis:
                     batched.add(step.writes[0])
                 if step.op in library:
                     fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
-                elif step.op in plain and applied.isdisjoint(step.reads):
+                elif step.op in plain and applied.isdisjoint(step.reads) and step.writes[0] not in self.joined:
                     plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
                 passed.update(step.writes)
@@ -340,6 +364,42 @@ class FusionAnalysis:
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels
+
+
+def _read_by_parts(
+    rules: FusionRules, steps: Sequence[ScheduleStep]
+) -> tuple[Sequence[ScheduleStep], Mapping[int, JoinedOperands]]:
+    """Rule 10: the steps, with products that read the parts of concatenations, and by its result what each reads.
+
+    A product in another loop, or on the other side of a barrier, reads the concatenation.
+    """
+    products, graph = rules.products, rules.graph
+    if not products.joined:
+        return steps, {}
+    concatenations, found = products.concatenations, list(steps)
+    joined: dict[int, JoinedOperands] = {}
+    concatenated: dict[int, Run] = {}
+    """By its result each concatenation."""
+    repeated: dict[int, int] = {}
+    """By its result the operand of each broadcast."""
+    for at, step in enumerate(steps):
+        if not isinstance(step, Run):
+            continue
+        if step.op in concatenations:
+            concatenated[step.writes[0]] = step
+        elif step.reads and graph.ops[step.op].primitive == "broadcast_in_dim":
+            repeated[step.writes[0]] = step.reads[0]
+        elif step.op in products.joined:
+            candidates = ((i, concatenated[i]) for i in step.reads if i in concatenated)
+            taken = {i: r for i, r in candidates if r.op in products.joined[step.op] and r.loop == step.loop}
+            others = tuple(i for i in step.reads if i not in taken)
+            read = tuple(repeated.get(i, i) for run in taken.values() for i in run.reads)
+            written = [v for run in taken.values() for v in graph.ops[run.op].writes]
+            if taken:
+                copy_bytes = graph.size_bytes(written) if step.op in products.library else 0
+                joined[step.writes[0]] = JoinedOperands(others, read, copy_bytes)
+                found[at] = replace(step, reads=(*others, *read))
+    return found, joined
 
 
 def _at_most(most_bytes: int, reads: SourceBytes) -> SourceBytes:

@@ -107,7 +107,7 @@ class ProductRules:
         the exchange of rows and columns.
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       only_for_products: Elementwise ops whose result nothing but products read.
-      joined: Concatenations that products read, and nothing else, one of them over other axes.
+      joined: For each product that takes in concatenations, whose parts its kernel reads, the concatenations.
       with_epilogues: Products that may go on with their result before they write it.
       epilogues: Ops that they may apply to it.
       several_batch_axes: Products whose epilogue ends before an op of `repeating`.
@@ -124,7 +124,7 @@ class ProductRules:
     library_epilogues: Ops
     loaded_operands: Mapping[int, int]
     only_for_products: Ops
-    joined: Ops
+    joined: Mapping[int, Ops]
     with_epilogues: Ops
     epilogues: Ops
     several_batch_axes: Ops
@@ -132,6 +132,11 @@ class ProductRules:
     views: Ops
     merged_axes: Ops
     given: Ops
+
+    @property
+    def concatenations(self) -> Ops:
+        """Those of `joined`."""
+        return frozenset[int]().union(*self.joined.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +188,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     fused_scatters, copies = graph.once(scatters_fused_with_add), copied_views(graph)
     written_views = copies | _gathered_views(graph)
     has_library = rates is not None and rates.has_product_library
-    joined = ops(lambda op: has_library and _is_joined(graph, op))
+    joined = _joined(graph) if has_library else {}
     scattered_into = dict(_scattered_into(graph, fused_scatters))
     own_kernels = copies | _products_in_memory(graph, layouts) | scattered_into.keys()
     exchanged = exchanged_products(graph) - own_kernels
@@ -195,8 +200,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         graph=graph,
         rows=_row_rules(graph, layouts),
         needed_operands=tuple(
-            scattered_into.get(op.id) or _needed(op, fused=op.id in fused_scatters, joined=op.id in joined)
-            for op in graph.ops
+            scattered_into.get(op.id) or _needed(op, fused=op.id in fused_scatters) for op in graph.ops
         ),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters - draws
@@ -224,7 +228,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
-        loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels - joined,
+        loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels.union(*joined.values()),
     )
 
 
@@ -307,30 +311,39 @@ def _only_products_read(graph: Graph, op: Op) -> bool:
     )
 
 
-def _is_joined(graph: Graph, op: Op) -> bool:
-    """True for a concatenation, in parts of whole tiles, that products alone read, one of them over other axes.
+def _joined(graph: Graph) -> Mapping[int, Ops]:
+    """For each product that takes in concatenations, the concatenations."""
+    found = dict[int, Ops]()
+    for op in graph.ops:
+        for product in _joining(graph, op):
+            found[product] = found.get(product, frozenset()) | {op.id}
+    return found
 
-    So is the gradient of a `split` behind a product. XLA first puts it into the kernels of those products, which so
+
+def _joining(graph: Graph, op: Op) -> Iterator[int]:
+    """The products that take in a concatenation: they alone read it, its parts are whole tiles, and its axis is kept.
+
+    One such concatenation is the gradient of a `split`. XLA first puts it into the kernels of those products, which so
     read its operands, and then lets a library compute some of the products: each of these has a concatenation of its
     own. If the rows are several axes, a product that is summed in parts takes a concatenation in only where each part
     has whole outer axes, and no product does whose tiles cross the last of these axes.
     """
     if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
-        return False
+        return
     (written,) = op.writes
     shapes = [graph.values[v].shape for v in op.reads]
     longer = (i for i, length in enumerate(graph.values[written].shape) if length != shapes[0][i])
     axis = next(longer, None)  # none where the other parts are empty
     if axis is None or any(shape[axis] % _JOINED_LENGTH for shape in shapes):
-        return False
-    readers = [graph.ops[reader] for reader in graph.readers[written]]
+        return
     others = [length for i, length in enumerate(graph.values[written].shape) if i != axis and length > 1]
     is_one_axis, is_tiled = len(others) == 1, bool(others) and others[-1] % _ROWS_LENGTH == 0
     by_outer_axes = {1, *accumulate(others, mul)} if is_tiled else ()
-    return any(
-        keeps_axis(graph, reader, written, axis) and (is_one_axis or number_of_parts(graph, reader) in by_outer_axes)
-        for reader in readers
-    )
+    for reader in map(graph.ops.__getitem__, graph.readers[written]):
+        has_outer_axes = is_one_axis or number_of_parts(graph, reader) in by_outer_axes
+        is_padded = sums_padded_parts(graph, reader)  # then the concatenation is written into the longer array
+        if has_outer_axes and not is_padded and keeps_axis(graph, reader, written, axis):
+            yield reader.id
 
 
 def _with_merged_axes(graph: Graph) -> Ops:
@@ -366,9 +379,9 @@ def _keeps_order(op: Op) -> bool:
     return op.kind is Kind.VIEW and op.primitive != "transpose" and len(op.reads) == 1
 
 
-def _needed(op: Op, *, fused: bool, joined: bool) -> tuple[int, ...]:
-    """The positions of the operands that are in memory, for an op that may be a fused scatter, or joined."""
-    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED or joined:
+def _needed(op: Op, *, fused: bool) -> tuple[int, ...]:
+    """The positions of the operands that are in memory, for an op that may be a fused scatter."""
+    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
         return tuple(range(len(op.reads)))
     return (0,) if op.kind is Kind.SCATTER and not fused and op.reads else ()
 

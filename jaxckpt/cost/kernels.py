@@ -11,7 +11,7 @@ Read after `shared_passes` and `rates`; `replay` asks.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -97,10 +97,15 @@ class PaddedOperands:
     """
 
     def __init__(
-        self, rules: FusionRules, arithmetic: ArithmeticCosts, sources: Sequence[SourceBytes], sizes: Sequence[int]
+        self,
+        rules: FusionRules,
+        arithmetic: ArithmeticCosts,
+        origin: Sequence[int],
+        sources: Sequence[SourceBytes],
+        sizes: Sequence[int],
     ) -> None:
         self.size_bytes: dict[int, int] = {}
-        self._rules, self._arithmetic = rules, arithmetic
+        self._rules, self._arithmetic, self._origin = rules, arithmetic, origin
         self._sources, self._instance_bytes = sources, sizes
         self._read_by_others: set[int] = set()
         """Buffers that recomputed products read, and forward ones that cannot compute them of what they load."""
@@ -113,8 +118,8 @@ class PaddedOperands:
         for position in self._arithmetic.padded_at_once[step.op]:
             if not self._read_by_others.isdisjoint(operands[position]):
                 copied_bytes += self._instance_bytes[step.reads[position]]
-        for read, operand in zip(graph.ops[step.op].reads, operands, strict=True):
-            if step.is_clone or graph.producer[read] not in loaded:
+        for instance, operand in zip(step.reads, operands, strict=True):
+            if step.is_clone or graph.producer[self._origin[instance]] not in loaded:
                 self._read_by_others.update(operand)
         if copied_bytes:
             self.size_bytes[at] = copied_bytes
@@ -145,11 +150,12 @@ class ScheduleKernels:
         self.library = LibraryProducts(self.fusion, rates)
         self.chain_s = [0.0] * len(schedule.origin)
         self.on_host: set[int] = set()
-        self.padded = PaddedOperands(rules, arithmetic, self.sources, self.size_bytes)
+        self.padded = PaddedOperands(rules, arithmetic, schedule.origin, self.sources, self.size_bytes)
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
+        self._delay_concatenations()
         loop: int | None = None
-        for at, step in enumerate(schedule.steps):
+        for at, step in enumerate(self.fusion.steps):
             if step.loop != loop:
                 loop = step.loop
                 self.passes.enter_loop()
@@ -159,6 +165,16 @@ class ScheduleKernels:
                 self._barrier(at, step)
             else:
                 self._move(step)
+
+    def _delay_concatenations(self) -> None:
+        """Concatenations that products read in memory are written in front of the first of these (rule 10)."""
+        concatenations, waiting = self.rules.products.concatenations, dict[int, int]()
+        for at, step in enumerate(self.fusion.steps if concatenations else ()):
+            for instance in step.reads:
+                if (concatenation := waiting.pop(instance, None)) is not None:
+                    self.passes.runs_at[concatenation] = at
+            if isinstance(step, Run) and step.op in concatenations:
+                waiting[step.writes[0]] = at
 
     @property
     def size_bytes(self) -> list[int]:
@@ -212,9 +228,11 @@ class ScheduleKernels:
         if op.kind is Kind.CONTRACTION:
             self.padded.run(at, step)
         self.library.run(at, step, reads, arithmetic_s)
-        if not written and not op.effects:
+        seconds = self._copy_s(step) if fusion.joined else 0.0
+        if written or op.effects:
+            seconds += self._seconds(at, op, step, reads, written, arithmetic_s)
+        elif not seconds:
             return None
-        seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
         if step.is_clone or (step.loop is not None and self.graph.is_in_clone(step.loop)):
             self.recompute_s += seconds
         return StepKernel(reads, written, seconds)
@@ -245,16 +263,21 @@ class ScheduleKernels:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
         return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)
 
+    def _copy_s(self, step: Run) -> float:
+        """Seconds of the kernel that writes a concatenation for one product (rule 10)."""
+        joined = self.fusion.joined.get(step.writes[0]) if step.writes else None
+        if joined is None or not joined.copy_bytes:
+            return 0.0
+        read_bytes = sum(self.fusion.merged_sources(joined.parts).values())
+        runs = 1 if step.loop is None else self.graph.runs_per_step(step.loop)
+        return runs * self.rates.kernel_s(read_bytes + joined.copy_bytes)
+
     def _further_copies(self, at: int, op: Op, written: Sequence[int]) -> int:
         """How many products besides the first have an operand computed for themselves (rule 9)."""
         products = self.rules.products
-        if op.id in products.joined:
-            with_copies: Collection[int] = products.library
-        elif op.id in products.loaded_operands and self.passes.is_loaded(at):
-            with_copies = products.plain
-        else:
+        if op.id not in products.loaded_operands or not self.passes.is_loaded(at):
             return 0
-        return max(0, sum(product in with_copies for product in self._reading_products[written[0]]) - 1)
+        return max(0, len(self._reading_products[written[0]]) - 1)
 
     @cached_property
     def _reading_products(self) -> Mapping[int, list[int]]:

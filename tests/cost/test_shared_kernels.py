@@ -173,6 +173,19 @@ def test_the_gradient_of_a_split_is_joined_for_each_product(strategy):
 
 
 @needs_gpu_target
+def test_the_gradient_of_a_weight_reads_the_parts_of_a_concatenation():
+    """Its kernel waits for memory and is no library's; the array itself lives for the other product alone."""
+
+    def layer(weights, x):
+        return jnp.concatenate([x, jnp.tanh(x @ weights[0])], axis=-1) @ weights[1]
+
+    planner = perceptron(layer, (spec(128, 128), spec(256, 128), spec(131072, 128)))
+    off_bytes, off_s = errors(planner, solve(planner.problem, "none"))
+    assert abs(off_bytes) < 0.02
+    assert abs(off_s) < 0.05
+
+
+@needs_gpu_target
 @pytest.mark.parametrize("strategy", ["none", "full"])
 def test_what_reads_one_part_of_a_split_reads_no_other(strategy):
     """Reading both halves of the product again costs less than the activation that would be stored instead."""
