@@ -169,7 +169,7 @@ def _run(
     runs = rules.graph.once(unchanged_runs)
     steps = [runs[op.id] for op in ops]
     analysis = FusionAnalysis(rules, steps, range(len(rules.graph.values)), outputs)
-    return analysis, {step.op: analysis.run(step) for step in analysis.steps if isinstance(step, Run)}
+    return analysis, {step.op: analysis.run(step) for step in analysis.joined.steps if isinstance(step, Run)}
 
 
 def _holds(rules: FusionRules, op: int, analysis: FusionAnalysis, reads: Mapping[int, SourceBytes]) -> bool:

@@ -57,12 +57,22 @@ class JoinedOperands(NamedTuple):
     copy_bytes: int
 
 
+class JoinedSteps(NamedTuple):
+    """The steps of a schedule; each product that takes in concatenations reads their parts (rule 10).
+
+    Attributes:
+      operands: Those of such products, by their results.
+    """
+
+    steps: Sequence[ScheduleStep]
+    operands: Mapping[int, JoinedOperands]
+
+
 class FusionAnalysis:
     """The instances in memory while steps run.
 
     Attributes:
-      steps: Those that run; each product that takes in a concatenation reads its parts.
-      joined: What these products read, by their results.
+      joined: The steps with the parts of concatenations in place of these.
       size_bytes: Of each instance.
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it. Random bits that their reader draws
@@ -81,8 +91,8 @@ class FusionAnalysis:
     ):
         graph = rules.graph
         self.rules = rules
-        self.steps, self.joined = _read_by_parts(rules, steps)
-        steps = self.steps
+        self.joined = _read_by_parts(rules, steps)
+        steps = self.joined.steps
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
@@ -165,7 +175,7 @@ class FusionAnalysis:
         read_later = self._read_after_forward(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
-        joined = self.joined
+        joined = self.joined.operands
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -236,7 +246,7 @@ class FusionAnalysis:
                     batched.add(step.writes[0])
                 if step.op in library:
                     fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
-                elif step.op in plain and applied.isdisjoint(step.reads) and step.writes[0] not in self.joined:
+                elif step.op in plain and applied.isdisjoint(step.reads) and step.writes[0] not in self.joined.operands:
                     plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
                 passed.update(step.writes)
@@ -366,16 +376,11 @@ class FusionAnalysis:
         return kernels
 
 
-def _read_by_parts(
-    rules: FusionRules, steps: Sequence[ScheduleStep]
-) -> tuple[Sequence[ScheduleStep], Mapping[int, JoinedOperands]]:
-    """Rule 10: the steps, with products that read the parts of concatenations, and by its result what each reads.
-
-    A product in another loop, or on the other side of a barrier, reads the concatenation.
-    """
+def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedSteps:
+    """Rule 10; a product in another loop, or on the other side of a barrier, reads the concatenation."""
     products, graph = rules.products, rules.graph
     if not products.joined:
-        return steps, {}
+        return JoinedSteps(steps, {})
     concatenations, found = products.concatenations, list(steps)
     joined: dict[int, JoinedOperands] = {}
     concatenated: dict[int, Run] = {}
@@ -399,7 +404,7 @@ def _read_by_parts(
                 copy_bytes = graph.size_bytes(written) if step.op in products.library else 0
                 joined[step.writes[0]] = JoinedOperands(others, read, copy_bytes)
                 found[at] = replace(step, reads=(*others, *read))
-    return found, joined
+    return JoinedSteps(found, joined)
 
 
 def _at_most(most_bytes: int, reads: SourceBytes) -> SourceBytes:

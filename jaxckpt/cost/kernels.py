@@ -155,7 +155,7 @@ class ScheduleKernels:
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
         self._delay_concatenations()
         loop: int | None = None
-        for at, step in enumerate(self.fusion.steps):
+        for at, step in enumerate(self.fusion.joined.steps):
             if step.loop != loop:
                 loop = step.loop
                 self.passes.enter_loop()
@@ -169,7 +169,7 @@ class ScheduleKernels:
     def _delay_concatenations(self) -> None:
         """Concatenations that products read in memory are written in front of the first of these (rule 10)."""
         concatenations, waiting = self.rules.products.concatenations, dict[int, int]()
-        for at, step in enumerate(self.fusion.steps if concatenations else ()):
+        for at, step in enumerate(self.fusion.joined.steps if concatenations else ()):
             for instance in step.reads:
                 if (concatenation := waiting.pop(instance, None)) is not None:
                     self.passes.runs_at[concatenation] = at
@@ -228,7 +228,7 @@ class ScheduleKernels:
         if op.kind is Kind.CONTRACTION:
             self.padded.run(at, step)
         self.library.run(at, step, reads, arithmetic_s)
-        seconds = self._copy_s(step) if fusion.joined else 0.0
+        seconds = self._copy_s(step) if fusion.joined.operands else 0.0
         if written or op.effects:
             seconds += self._seconds(at, op, step, reads, written, arithmetic_s)
         elif not seconds:
@@ -265,7 +265,7 @@ class ScheduleKernels:
 
     def _copy_s(self, step: Run) -> float:
         """Seconds of the kernel that writes a concatenation for one product (rule 10)."""
-        joined = self.fusion.joined.get(step.writes[0]) if step.writes else None
+        joined = self.fusion.joined.operands.get(step.writes[0]) if step.writes else None
         if joined is None or not joined.copy_bytes:
             return 0.0
         read_bytes = sum(self.fusion.merged_sources(joined.parts).values())
