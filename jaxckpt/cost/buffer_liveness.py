@@ -139,7 +139,7 @@ class BufferLiveness:
         op, kernels = self.graph.ops[step.op], self.kernels
         needed_bytes = op.workspace_bytes + kernels.padded.size_bytes.get(at, 0)
         needed_bytes += kernels.library.handed_bytes(at)
-        if (joined := kernels.fusion.joined.operands.get(step.writes[0])) is not None:
+        if (joined := kernels.fusion.joined.of(step)) is not None:
             needed_bytes += joined.copy_bytes
         together = kernels.passes.together.get(at, ())
         at = kernels.passes.runs_at.get(at, at)

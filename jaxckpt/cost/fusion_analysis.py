@@ -67,6 +67,10 @@ class JoinedSteps(NamedTuple):
     steps: Sequence[ScheduleStep]
     operands: Mapping[int, JoinedOperands]
 
+    def of(self, step: Run) -> JoinedOperands | None:
+        """The operands of a step that is such a product, else None."""
+        return self.operands.get(step.writes[0]) if step.writes else None
+
 
 class FusionAnalysis:
     """The instances in memory while steps run.
@@ -175,7 +179,7 @@ class FusionAnalysis:
         read_later = self._read_after_forward(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
-        joined = self.joined.operands
+        has_joined = bool(self.joined.operands)
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -195,9 +199,9 @@ class FusionAnalysis:
                 self._count_picks(step, shown[step.reads[0]])
             if needed_operands[op]:
                 needed = loaded if op in dots else shown
-                if joined and step.writes[0] in joined:
-                    self.materialised.update(needed[i] for i in joined[step.writes[0]].others)
-                    self.materialised.update(loaded[i] for i in joined[step.writes[0]].parts)
+                if has_joined and (joined := self.joined.of(step)) is not None:
+                    self.materialised.update(needed[i] for i in joined.others)
+                    self.materialised.update(loaded[i] for i in joined.parts)
                 else:
                     self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
@@ -246,7 +250,7 @@ class FusionAnalysis:
                     batched.add(step.writes[0])
                 if step.op in library:
                     fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
-                elif step.op in plain and applied.isdisjoint(step.reads) and step.writes[0] not in self.joined.operands:
+                elif step.op in plain and applied.isdisjoint(step.reads) and self.joined.of(step) is None:
                     plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
                 passed.update(step.writes)

@@ -265,7 +265,7 @@ class ScheduleKernels:
 
     def _copy_s(self, step: Run) -> float:
         """Seconds of the kernel that writes a concatenation for one product (rule 10)."""
-        joined = self.fusion.joined.operands.get(step.writes[0]) if step.writes else None
+        joined = self.fusion.joined.of(step)
         if joined is None or not joined.copy_bytes:
             return 0.0
         read_bytes = sum(self.fusion.merged_sources(joined.parts).values())

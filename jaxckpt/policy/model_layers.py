@@ -158,7 +158,7 @@ def _repeated(graph: Graph) -> Iterator[ModelLayers]:
     if (found := _longest_repeat(signatures)) is None:
         return
     period = found[2]
-    stacks = min(_cuts(signatures, *found, _crossing_bytes(graph, ops)), key=lambda stacks: stacks[0][0])
+    stacks = _cut(signatures, *found, _crossing_bytes(graph, ops))
     layers = [_layers_between(graph, ops, bounds) for bounds in sorted(stacks)]
     if sum(map(len, layers)) > 1:
         yield ModelLayers(found_by=f"runs of {period} equal ops", stacks=tuple(layers))
@@ -170,26 +170,23 @@ def _layers_between(graph: Graph, ops: Sequence[int], bounds: Sequence[int]) -> 
     return tuple(forward.intersection(range(begin, end)) for begin, end in pairwise(starts))
 
 
-def _cuts(
-    signatures: Sequence[int], start: int, stop: int, period: int, crossing: Sequence[int]
-) -> Iterator[list[list[int]]]:
-    """Where layers begin, and the last one ends, for each phase of a repeat with as few crossing bytes as any.
+def _cut(signatures: Sequence[int], start: int, stop: int, period: int, crossing: Sequence[int]) -> list[list[int]]:
+    """Where layers begin, and the last one ends, in the first phase of a repeat with as few crossing bytes as any.
 
-    A pre-norm layer has two such phases, of which one begins in the middle of the first layer. The first stack is that
+    A pre-norm layer has two such phases; a later one begins in the middle of the first layer. The first stack is that
     of the repeat; the others are runs of equal layers before and behind, with other work in between.
     """
-    phases = {begin: crossing[min(begin + period, stop)] for begin in range(start, start + period)}
-    for phase in (phase for phase, crossing_bytes in phases.items() if crossing_bytes == min(phases.values())):
-        bounds = list(range(phase, stop + 1, period))
-        layer = signatures[phase : phase + period]
-        before = _equal_layers(signatures, layer, 0, phase)
-        behind = _equal_layers(signatures, layer, bounds[-1], len(signatures))
-        first, last = max(0, phase - period), min(bounds[-1] + period, len(signatures))
-        if _is_alike(Counter(layer), signatures[first:phase]) and all(run[-1] <= first for run in before):
-            bounds.insert(0, first)
-        if _is_alike(Counter(layer), signatures[bounds[-1] : last]) and all(run[0] >= last for run in behind):
-            bounds.append(last)
-        yield [bounds, *before, *behind]
+    phase = min(range(start, start + period), key=lambda begin: crossing[min(begin + period, stop)])
+    bounds = list(range(phase, stop + 1, period))
+    layer = signatures[phase : phase + period]
+    before = _equal_layers(signatures, layer, 0, phase)
+    behind = _equal_layers(signatures, layer, bounds[-1], len(signatures))
+    first, last = max(0, phase - period), min(bounds[-1] + period, len(signatures))
+    if _is_alike(Counter(layer), signatures[first:phase]) and all(run[-1] <= first for run in before):
+        bounds.insert(0, first)
+    if _is_alike(Counter(layer), signatures[bounds[-1] : last]) and all(run[0] >= last for run in behind):
+        bounds.append(last)
+    return [bounds, *before, *behind]
 
 
 def _equal_layers(signatures: Sequence[int], layer: Sequence[int], at: int, stop: int) -> list[list[int]]:

@@ -5,6 +5,9 @@ and further results of the backward. What a barrier passes is written to memory.
 smaller one is passed as the smaller one, and the casts run again behind the barrier (`Graph.widenings`): the gradient
 of a weight in bfloat16, though its update reads it in float32.
 
+The first barrier passes the loss and the metrics too. XLA may compute what nothing reads at the end of the step, and
+keep the last layer's result for it.
+
 XLA drops operands of a barrier that nobody reads behind it. So a frontier that is passed as a smaller value is no
 trigger: without the casts behind the barrier, loads start as early as their stores allow.
 
@@ -13,9 +16,9 @@ trigger: without the casts behind the barrier, loads start as early as their sto
 Read after `steps`. Complexity: linear in what passes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from jaxckpt.ir import Graph
+from jaxckpt.ir import Graph, Phase
 from jaxckpt.schedule.steps import Run, StepWriter, Why
 
 
@@ -32,6 +35,8 @@ class BackwardBarriers:
         self.weights: dict[int, int] = {}
         self._graph, self._writer = graph, writer
         self._outputs = frozenset(graph.outputs)
+        self._results = dict(graph.once(_forward_results))
+        """Those that no barrier passed so far."""
 
     def pass_on(self, instances: Sequence[int], results: Iterable[int], *, reader: int, why: Why) -> tuple[int, ...]:
         """Passes instances, results of the backward and its frontier before an op; returns the instances behind.
@@ -42,6 +47,7 @@ class BackwardBarriers:
         graph, writer = self._graph, self._writer
         frontier = graph.backward_frontier[reader]
         passing, trigger = list(results), writer.latest(frontier)
+        passing += [v for v in self._results_before(reader) if v != frontier]
         if writer.loop is None and frontier in graph.widenings:
             passing, trigger = [*passing, frontier], None
         widened = {v: graph.widenings[v] for v in passing if v in graph.widenings and v not in self._outputs}
@@ -56,6 +62,13 @@ class BackwardBarriers:
             self.renamed_for.add(reader)
         return passed[: len(instances)]
 
+    def _results_before(self, reader: int) -> list[int]:
+        """Losses and metrics, for the first barrier behind them: XLA may compute them last, and keep what they read."""
+        found = [v for v, op in self._results.items() if op < reader and self._writer.loop is None]
+        for value in found:
+            del self._results[value]
+        return found
+
     def _repeat(self, ops: Sequence[int]) -> None:
         """Runs ops of the backward again, behind a barrier that passed the value which they begin with."""
         writer = self._writer
@@ -65,3 +78,10 @@ class BackwardBarriers:
             writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
             for value, instance in zip(op.writes, writes, strict=True):
                 writer.current[value] = instance
+
+
+def _forward_results(graph: Graph) -> Mapping[int, int]:
+    """The losses and metrics of a step: results of the forward pass that nothing reads, each with its op."""
+    written = {v: graph.ops[op] for v in graph.outputs if (op := graph.producer[v]) is not None}
+    unread = {v: op for v, op in written.items() if op.loop is None and not graph.readers[v]}
+    return {v: op.id for v, op in unread.items() if op.phase is Phase.FORWARD}

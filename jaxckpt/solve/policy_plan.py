@@ -12,8 +12,9 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NoReturn
 
 from jaxckpt._errors import PolicyError
@@ -167,12 +168,14 @@ def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, f
     if layers is not None and layers.are_loop_bodies and (regions.segment or 1) > 1:
         _refuse_iterations(regions)
     stages = (0,) if regions.scope or layers is not None else find_blocks(problem)
+    found = find_regions(regions, graph, stages=stages)
+    region_ops = frozenset[int]().union(*(region.ops for region in found))
     crossing = {
         source
-        for region in find_regions(regions, graph, stages=stages)
+        for region in found
         for value in region_inputs(graph, region.ops)
-        for source in problem.fusion.sources[value]
-        if source in problem.worth_saving and graph.producer[source] not in region.ops
+        for source in _kept_for(problem, value, region_ops)
+        if source not in problem.fusion.argument_derived and graph.producer[source] not in region.ops
     }
     return stages, frozenset(crossing) | problem.never_recomputed
 
@@ -187,6 +190,21 @@ def _refuse_iterations(regions: Regions) -> NoReturn:
         "iterations by itself where that is worth it",
         problems=("layers are iterations of a loop",),
     )
+
+
+def _kept_for(problem: Problem, value: int, region_ops: frozenset[int]) -> Collection[int]:
+    """The values to save for an input of a region: the input, or what it is computed of.
+
+    The latter if that takes less, if the input is a view of it, or if the backward reads it outside of the regions
+    anyway. `region_ops` are the ops of all regions.
+    """
+    graph, sources = problem.graph, problem.fusion.sources[value]
+    op = graph.producer[value]
+    is_view = op is not None and graph.ops[op].kind is Kind.VIEW
+    takes_less = sum(sources.values()) < graph.values[value].size_bytes
+    made = {v: graph.producer[v] for v in sources}
+    are_kept = all(op is None or (v in problem.read_after_forward and op not in region_ops) for v, op in made.items())
+    return sources if is_view or takes_less or are_kept else (value,)
 
 
 class _Deciding:
@@ -262,22 +280,30 @@ class _Deciding:
                 self._save_around_regions(marked, ops, stages)
             elif is_read_after_forward(graph, ops):
                 self.regions.append(Region(scope="", ops=ops))
-                self._save_around(ops)
+                self._save_around(ops, ops)
 
     def _save_around_regions(self, policy: Policy, among: frozenset[int], stages: StageStarts) -> None:
         regions, graph = policy.regions, self._problem.graph
         if regions is None:
             return
         once = excluded_ops(regions, graph, stages=stages)
-        for region in find_regions(regions, graph, stages=stages):
-            if ops := region.ops & among:
-                self.regions.append(replace(region, ops=ops))
-                self._save_around(ops, merges=regions.output_recompute, once=once)
+        found = [region for region in find_regions(regions, graph, stages=stages) if region.ops & among]
+        region_ops = among.intersection(chain.from_iterable(region.ops for region in found))
+        for region in found:
+            self.regions.append(replace(region, ops=region.ops & among))
+            self._save_around(region.ops & among, region_ops, merges=regions.output_recompute, once=once)
 
-    def _save_around(self, ops: frozenset[int], *, merges: bool = False, once: frozenset[int] = frozenset()) -> None:
+    def _save_around(
+        self,
+        ops: frozenset[int],
+        region_ops: frozenset[int],
+        *,
+        merges: bool = False,
+        once: frozenset[int] = frozenset(),
+    ) -> None:
         """Makes a stage of some ops: saves their inputs, and their outputs unless these are recomputed too.
 
-        Ops of `once` must not run again.
+        Ops of `once` must not run again; `region_ops` are those of all regions.
         """
         graph = self._problem.graph
         self.starts |= {min(ops), max(ops) + 1}
@@ -288,13 +314,13 @@ class _Deciding:
             maker = graph.producer[value]
             if maker in once and graph.ops[maker].kind is not Kind.VIEW:
                 self.decisions.setdefault(value, Save())  # argument-derived or not: its op must not run twice
-            for source in self._problem.fusion.sources[value]:
+            for source in _kept_for(self._problem, value, region_ops):
                 made = graph.producer[source]
                 if made is not None and made not in ops and source not in self.decisions:
                     self._keep(source)
 
     def _keep(self, value: int) -> None:
-        if value in self._worth or value in self._problem.fusion.fused_into_dots:
+        if value in self._worth or value not in self._problem.fusion.argument_derived:
             self.decisions[value] = Save()
         else:
             self.decisions.pop(value, None)

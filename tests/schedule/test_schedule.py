@@ -216,6 +216,24 @@ def test_a_barrier_waits_for_the_loss_until_the_backward_has_a_value_in_memory()
     assert f"barrier [{wide}] after {loss}" in as_text(schedule(graph, plan_of(graph, drop=[slope], save=[wide])))
 
 
+def test_the_first_barrier_passes_losses_and_metrics():
+    """XLA may compute what nothing reads at the end of the step, and keep what it is computed of."""
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("dot_general", x, size_bytes=4000)
+    second = build.op("dot_general", first, size_bytes=4000)
+    end = build.op("dot_general", second, size_bytes=4000)
+    loss, metric = build.op("reduce_sum", end, size_bytes=4), build.op("argmax", end, size_bytes=4)
+    cotangent = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    behind = build.op("dot_general", cotangent, second, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(loss, metric, build.op("dot_general", behind, first, size_bytes=4000, phase=Phase.BACKWARD))
+    plan = plan_of(graph, drop=[first, second], stages=(0, graph.producer[second]))
+    barriers = [step for step in schedule(graph, plan).steps if isinstance(step, Barrier)]
+    assert [barrier.trigger for barrier in barriers] == [cotangent, behind]
+    passed = [{loss, metric}.intersection(barrier.reads) for barrier in barriers]
+    assert passed == [{loss, metric}, set()]
+
+
 def test_a_barrier_waits_for_no_value_that_a_scatter_computes():
     build = Builder()
     x, places = build.input(4000), build.input(8)

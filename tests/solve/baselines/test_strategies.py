@@ -185,6 +185,35 @@ def test_a_loop_saves_what_its_iterations_are_given_once():
     assert [graph.ops[graph.producer[v]].primitive for v in saved] == ["loop_carry", "loop_carry"]
 
 
+def test_layers_save_their_inputs_and_not_what_an_activation_is_computed_of():
+    """As under `jax.checkpoint` of each: a relu in front of the next product is fused with it, and saved all the same.
+
+    The first layer is the first that repeats. Its input is a sum of the entry's product, the others' are relus.
+    """
+
+    def layer(weight, scale, x):
+        product = x @ weight
+        centred = (product - product.mean(0)) * jax.lax.rsqrt(product.var(0) + 1e-5)
+        return jax.nn.relu(centred * scale)
+
+    def loss(weights, x):
+        x = x @ weights["in"] + 1.0
+        for _ in range(4):
+            x = layer(weights["weight"], weights["scale"], x)
+        return (x @ weights["out"]).sum()
+
+    weights = {
+        "in": jnp.ones((8, 256)),
+        "weight": jnp.ones((256, 256)),
+        "scale": jnp.ones(256),
+        "out": jnp.ones((256, 8)),
+    }
+    graph = trace_step(jax.grad(loss), weights, jnp.ones((4096, 8))).graph
+    plan = solve(Problem(graph=graph, rates=RATES), "layers")
+    large = [v for v, decision in plan.decisions.items() if isinstance(decision, Save) and graph.elements(v) > 2**16]
+    assert [graph.ops[graph.producer[v]].primitive for v in sorted(large)] == ["add", *["custom_jvp_call"] * 3]
+
+
 def test_a_step_without_scopes_repetition_and_loops_has_no_layers():
     with pytest.raises(PolicyError, match=r"(?s)finds no layers\..*jax\.named_scope.*strategy=\"full\""):
         solve(Problem(graph=chain(1), rates=RATES), "layers")
