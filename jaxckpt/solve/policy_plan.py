@@ -202,8 +202,8 @@ def _kept_for(problem: Problem, value: int, region_ops: frozenset[int]) -> Colle
     op = graph.producer[value]
     is_view = op is not None and graph.ops[op].kind is Kind.VIEW
     takes_less = sum(sources.values()) < graph.values[value].size_bytes
-    made = {v: graph.producer[v] for v in sources}
-    are_kept = all(op is None or (v in problem.read_after_forward and op not in region_ops) for v, op in made.items())
+    others = [v for v in sources if graph.producer[v] is not None and v not in problem.fusion.argument_derived]
+    are_kept = all(v in problem.read_after_forward and graph.producer[v] not in region_ops for v in others)
     return sources if is_view or takes_less or are_kept else (value,)
 
 
