@@ -53,8 +53,11 @@ class Generator(ABC):
         return ()
 
     def slowdown(self, pool: "CandidatePool") -> float:
-        """Expected seconds over predicted ones: those of the generator's last plan."""
-        own = pool.of(self)
+        """Expected seconds over predicted ones: those of the generator's last plan.
+
+        The step as it is says little of plans: XLA fuses across stages there, for which plans have barriers.
+        """
+        own = [compiled for compiled in pool.of(self) if not is_unplanned(compiled.plan)]
         return pool.slowdown(own[-1]) if own else pool.least_slowdown
 
 

@@ -4,8 +4,8 @@ By name: scopes that differ in one number alone ("GPT/block_0", "GPT/block_1", .
 Patterns whose scopes interleave ("attn_0", "mlp_0", "attn_1", ...) are parts of the same layers.
 
 By structure: the longest tandem repeat of the forward pass, a period p such that op i + p computes the same as op i.
-It is cut where fewest bytes cross, since a period alone does not say where a layer begins. The same layers elsewhere,
-as behind a solver between two stacks, are stacks of their own.
+It is cut where fewest bytes cross, the first time in the repeat: a period alone does not say where a layer begins. The
+same layers elsewhere, as behind a solver between two stacks, are stacks of their own.
 
 By loops: the body of each outermost loop whose gradient is another loop is one layer: all iterations have one body.
 

@@ -31,7 +31,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
                         0  1  pin [2]  2  3  4  barrier [2] after 5  2*  5  6  barrier [0] after 7  0*  7
 
    What a barrier passes is written to memory. Where casts alone lead to a result of the backward from a smaller value,
-   the barrier passes that one, and the casts run again behind it (see `backward_barriers`).
+   the barrier passes that one, and the casts run again behind it. The first barrier passes the loss and the metrics
+   (see `backward_barriers`).
 
    An argument that clones only repeat over other arrays, a bias or a scale, passes no barrier: see
    `arguments_only_broadcast`. A value that views and elementwise ops make of arguments alone starts no others: a head

@@ -217,6 +217,23 @@ def test_waits_for_copies_say_nothing_about_plans_without_copies():
     assert pool.seconds_spread == 0
 
 
+def test_the_step_as_it_is_says_nothing_about_the_seconds_of_plans():
+    """Convolutions as written took 1.2 times the predicted seconds, and the solver's plans, not compiled, less."""
+    planner = planner_of()
+    planner.step_s_with_stalls = lambda compiled: compiled.step_s
+    slowdowns = iter((1.25, 1.02))
+
+    def slowed(plan):
+        return CompiledPlan(plan, replace(inflated(plan, 1.0), step_s=next(slowdowns) * plan.predicted.step_s))
+
+    planner.measure = slowed
+    pool = CandidatePool(planner, planner.solver.empty_plan.predicted.total_bytes, Limits())
+    plans, rules = SolverPlans(lambda: planner.solver), SimpleRules()
+    pool.compile(planner.solver.empty_plan, plans)
+    pool.compile(planner.simple_rules[0], rules)
+    assert plans.slowdown(pool) == pytest.approx(1.02)
+
+
 @pytest.mark.parametrize("expected_wait", [0.0, 0.04])
 def test_a_plan_that_waits_more_than_expected_is_compared_with_another_cut(expected_wait):
     """The kernels take the predicted seconds; copies delay the step by 4% of them."""
