@@ -320,7 +320,8 @@ class _Deciding:
                     self._keep(source)
 
     def _keep(self, value: int) -> None:
-        if value in self._worth or value not in self._problem.fusion.argument_derived:
-            self.decisions[value] = Save()
-        else:
+        problem = self._problem
+        if value in problem.fusion.argument_derived or value in problem.graph.results:
             self.decisions.pop(value, None)
+        else:
+            self.decisions[value] = Save()
