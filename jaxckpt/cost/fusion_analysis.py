@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxckpt.cost.fusion_rules import FusionRules
-from jaxckpt.ir import Graph, Kind
+from jaxckpt.cost.fusion_rules import EXPANDED, FusionRules
+from jaxckpt.ir import Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
@@ -342,7 +342,8 @@ class FusionAnalysis:
         the op alone would be a kernel: XLA leaves the tanh of a product alone.
 
         A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
-        become siblings, and XLA then stores what both read: `tanh` of a gelu in float32 is in memory.
+        become siblings, and XLA then stores what both read: `tanh` of a gelu behind a bias is in memory. `erf` is not:
+        it is a polynomial of its operand by then.
         """
         expensive, graph = self.rules.expensive, self.rules.graph
         run = (step for step in steps if isinstance(step, Run) and step.op in expensive)
@@ -351,11 +352,11 @@ class FusionAnalysis:
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.
-        wide = graph.once(_wide_reductions)
-        outside = (step for step in steps if isinstance(step, Run) and step.op in wide and step.loop is None)
-        reduced = {i for step in outside for i in step.reads}
-        groups = {kernels for kernels in several.values() if reduced.isdisjoint(kernels)}
-        independent = _independent(steps, groups)
+        outside = [step for step in steps if isinstance(step, Run) and step.loop is None]
+        reduced = {i for step in outside if graph.ops[step.op].kind is Kind.REDUCTION for i in step.reads}
+        polynomials = {i for step in outside if graph.ops[step.op].primitive in EXPANDED for i in step.writes}
+        several = {i: kernels for i, kernels in several.items() if i in polynomials or reduced.isdisjoint(kernels)}
+        independent = _independent(steps, set(several.values()))
         return {instance: kernels for instance, kernels in several.items() if kernels in independent}
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
@@ -414,12 +415,6 @@ def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedS
 def _at_most(most_bytes: int, reads: SourceBytes) -> SourceBytes:
     """The same sources, so many bytes of each at most."""
     return {source: min(read_bytes, most_bytes) for source, read_bytes in reads.items()}
-
-
-def _wide_reductions(graph: Graph) -> frozenset[int]:
-    """Reductions of at least 32 bits an element; narrower ones are converted in a kernel of their own."""
-    reductions = (op for op in graph.ops if op.kind is Kind.REDUCTION)
-    return frozenset(op.id for op in reductions if graph.values[op.reads[0]].dtype.endswith(("32", "64", "128")))
 
 
 def _independent(steps: Sequence[ScheduleStep], groups: Collection[frozenset[int]]) -> Collection[frozenset[int]]:

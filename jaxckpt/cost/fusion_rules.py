@@ -35,7 +35,7 @@ _EXPENSIVE = frozenset(
     }
 )  # fmt: skip
 """Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
-_EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
+EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
 """Ops that become a polynomial; their operand is used at many places of it."""
 _EPILOGUE = frozenset(
     {
@@ -381,7 +381,7 @@ def _keeps_order(op: Op) -> bool:
 
 def _needed(op: Op, *, fused: bool) -> tuple[int, ...]:
     """The positions of the operands that are in memory, for an op that may be a fused scatter."""
-    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
+    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in EXPANDED:
         return tuple(range(len(op.reads)))
     return (0,) if op.kind is Kind.SCATTER and not fused and op.reads else ()
 

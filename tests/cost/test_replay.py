@@ -112,7 +112,7 @@ def test_an_elementwise_kernel_may_overwrite_what_dies_in_it():
         (False, False, "float32", False),
         (True, False, "float32", True),
         (False, True, "float32", True),
-        (False, True, "bfloat16", False),
+        (False, True, "bfloat16", True),
     ],
 )
 def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart_or_summed(apart, bias, dtype, stored):

@@ -1,6 +1,7 @@
 """Loops that XLA puts into one kernel or two, and what is in memory for it: predictions against compiled programs."""
 
 import random
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -71,16 +72,28 @@ def biased(activation):
 
 
 BIASED = spec(1024, 1024), spec(1024), spec(32768, 1024)
+BIASED_BFLOAT16 = tuple(spec(*each.shape, dtype=jnp.bfloat16) for each in BIASED)
 
 
 @needs_gpu_target
-@pytest.mark.parametrize(("layer", "specs"), [(gelu_layer, GELU), (biased(jax.nn.gelu), BIASED)])
+@pytest.mark.parametrize(
+    ("layer", "specs"),
+    [(gelu_layer, GELU), (biased(jax.nn.gelu), BIASED), (biased(jax.nn.gelu), BIASED_BFLOAT16)],
+)
 def test_a_recomputed_activation_and_its_derivative_are_one_kernel(layer, specs):
     """It waits for the cotangent of the activation, so that the cotangent of the next layer is in memory, too."""
     planner = perceptron(layer, specs)
     off_bytes, off_s = errors(planner, products_saved(planner.graph))
     assert abs(off_bytes) < 0.02
     assert abs(off_s) < 0.05
+
+
+@needs_gpu_target
+@pytest.mark.parametrize("specs", [BIASED, BIASED_BFLOAT16])
+def test_a_recomputed_erf_is_in_no_memory(specs):
+    planner = perceptron(biased(partial(jax.nn.gelu, approximate=False)), specs)
+    off_bytes, _ = errors(planner, products_saved(planner.graph))
+    assert abs(off_bytes) < 0.02
 
 
 @needs_gpu_target
