@@ -85,7 +85,6 @@ class Fusion:
       materialised: Values that some kernel writes to memory.
       optional: Forward values inside a kernel that are smaller than their sources.
       inside_products: Values that a matrix product computes on the way to what it writes.
-      fused_into_dots: Operands of matrix products that are not in memory: the products compute them of what they load.
       argument_derived: Values made of arguments and constants by views and elementwise ops alone: casts of parameters,
         masks, positions. They cost next to nothing to recompute and are never worth saving.
       sources: For every value what is read of memory to have it; a materialised value is its own source.
@@ -95,7 +94,6 @@ class Fusion:
     materialised: frozenset[int]
     optional: frozenset[int]
     inside_products: frozenset[int]
-    fused_into_dots: frozenset[int]
     argument_derived: frozenset[int]
     sources: tuple[SourceBytes, ...]
 
@@ -109,13 +107,11 @@ def fuse(graph: Graph, rates: Rates | None = None) -> Fusion:
     analysis, _ = _run(rules, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)
     unwritten = {v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes} - materialised - derived
-    loaded = {strip_views(graph, v) for op in rules.products.dots for v in graph.ops[op].reads}
     return Fusion(
         rules=rules,
         materialised=materialised,
         optional=frozenset(v for v in unwritten if _is_optional(graph, v, analysis.sources[v])),
         inside_products=frozenset(analysis.inside_products),
-        fused_into_dots=frozenset(loaded) - materialised - derived,
         argument_derived=derived,
         sources=tuple(analysis.sources),
     )

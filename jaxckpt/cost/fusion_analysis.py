@@ -1,7 +1,7 @@
 """Fusion of a schedule: one pass back finds who reads what, one pass forth what is in memory (`FusionAnalysis.run`).
 
-Values that must be in memory (rules 1, 2, 4 to 8 of `fusion`) come first: rule 3 counts kernels, and which ops share a
-kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
+Values that must be in memory (rules 1, 2, 4 to 8 and 10 of `fusion`) come first: rule 3 counts kernels, and which ops
+share a kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -167,7 +167,7 @@ class FusionAnalysis:
     ### What must be in memory
 
     def _materialise_required(self, steps: Sequence[ScheduleStep]) -> None:
-        """Rules 1, 2, 4 to 8.
+        """Rules 1, 2, 4 to 8 and 10.
 
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
         too, that a matrix product applies to what it loads.
@@ -382,7 +382,10 @@ class FusionAnalysis:
 
 
 def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedSteps:
-    """Rule 10; a product in another loop, or on the other side of a barrier, reads the concatenation."""
+    """Rule 10: the steps, with the parts of concatenations as operands of the products that take these in.
+
+    A product in another loop, or on the other side of a barrier, reads the concatenation.
+    """
     products, graph = rules.products, rules.graph
     if not products.joined:
         return JoinedSteps(steps, {})
@@ -402,10 +405,10 @@ def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedS
         elif step.op in products.joined:
             candidates = ((i, concatenated[i]) for i in step.reads if i in concatenated)
             taken = {i: r for i, r in candidates if r.op in products.joined[step.op] and r.loop == step.loop}
-            others = tuple(i for i in step.reads if i not in taken)
-            read = tuple(repeated.get(i, i) for run in taken.values() for i in run.reads)
-            written = [v for run in taken.values() for v in graph.ops[run.op].writes]
             if taken:
+                others = tuple(i for i in step.reads if i not in taken)
+                read = tuple(repeated.get(i, i) for run in taken.values() for i in run.reads)
+                written = [v for run in taken.values() for v in graph.ops[run.op].writes]
                 copy_bytes = graph.size_bytes(written) if step.op in products.library else 0
                 joined[step.writes[0]] = JoinedOperands(others, read, copy_bytes)
                 found[at] = replace(step, reads=(*others, *read))

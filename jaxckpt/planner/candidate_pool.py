@@ -55,7 +55,7 @@ class Generator(ABC):
     def slowdown(self, pool: "CandidatePool") -> float:
         """Expected seconds over predicted ones: those of the generator's last plan.
 
-        The step as it is says little of plans: XLA fuses across stages there, for which plans have barriers.
+        The step as it is does not count: XLA fuses across stages in it, and plans have barriers between stages.
         """
         own = [compiled for compiled in pool.of(self) if not is_unplanned(compiled.plan)]
         return pool.slowdown(own[-1]) if own else pool.least_slowdown

@@ -12,9 +12,8 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import NoReturn
 
 from jaxckpt._errors import PolicyError
@@ -169,7 +168,7 @@ def _layer_structure(problem: Problem, regions: Regions) -> tuple[StageStarts, f
         _refuse_iterations(regions)
     stages = (0,) if regions.scope or layers is not None else find_blocks(problem)
     found = find_regions(regions, graph, stages=stages)
-    region_ops = frozenset[int]().union(*(region.ops for region in found))
+    region_ops = _ops_of(found)
     crossing = {
         source
         for region in found
@@ -190,6 +189,10 @@ def _refuse_iterations(regions: Regions) -> NoReturn:
         "iterations by itself where that is worth it",
         problems=("layers are iterations of a loop",),
     )
+
+
+def _ops_of(regions: Iterable[Region]) -> frozenset[int]:
+    return frozenset[int]().union(*(region.ops for region in regions))
 
 
 def _kept_for(problem: Problem, value: int, region_ops: frozenset[int]) -> Collection[int]:
@@ -287,11 +290,12 @@ class _Deciding:
         if regions is None:
             return
         once = excluded_ops(regions, graph, stages=stages)
-        found = [region for region in find_regions(regions, graph, stages=stages) if region.ops & among]
-        region_ops = among.intersection(chain.from_iterable(region.ops for region in found))
+        inside = (replace(each, ops=each.ops & among) for each in find_regions(regions, graph, stages=stages))
+        found = [region for region in inside if region.ops]
+        region_ops = _ops_of(found)
         for region in found:
-            self.regions.append(replace(region, ops=region.ops & among))
-            self._save_around(region.ops & among, region_ops, merges=regions.output_recompute, once=once)
+            self.regions.append(region)
+            self._save_around(region.ops, region_ops, merges=regions.output_recompute, once=once)
 
     def _save_around(
         self,
