@@ -3,7 +3,7 @@
 1. A `Run` is the equation of its op with other variables. A clone has the name stack of JAX's own recomputation, and
    where it has to come after something it reads its literals behind a barrier with that.
 2. A `Barrier` is one `optimization_barrier`; a pin of an array that products read in its default layout is one over the
-   flat array, which has no other layout.
+   flat array, which has no other layout. What each product would copy for itself passes such a barrier at once.
 3. A `Move` is a `device_put` to another memory space, for TPUs to a row of an array there, or a sharding constraint.
 
 References and tokens, which no barrier passes, keep their variable: nothing that reads them is ever recomputed.
@@ -34,8 +34,7 @@ from jaxckpt.rewrite.flat_residual_stacks import FlatResidualStacks, read_in_oth
 from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.initialisers import only_added
-from jaxckpt.schedule.layout import read_in_default_layout
-from jaxckpt.schedule.steps import Why
+from jaxckpt.schedule.layout import copied_for_each_product, read_in_default_layout
 from jaxckpt.trace import Traced
 
 
@@ -64,9 +63,12 @@ class _Emitter:
         self._schedule = schedule
         self._ops = [equation.eqn for equation in traced.program.equations]
         self._variables: dict[int, jex.Var] = dict(enumerate(traced.variables))
-        self._as_shaped = frozenset[int]() if traced.graph.mesh else read_in_default_layout(traced.graph)
-        """Values that products read in their default layout; on a mesh flat arrays would have to be resharded."""
         self._has_clones = any(isinstance(step, Run) and step.is_clone for step in schedule.steps)
+        self._as_shaped, self._copied = frozenset[int](), frozenset[int]()
+        """Values that products read in their default layout if they are pinned, and those that they would copy."""
+        if not traced.graph.mesh:  # flat arrays would have to be resharded
+            self._as_shaped = read_in_default_layout(traced.graph)
+            self._copied = copied_for_each_product(traced.graph) if self._has_clones and not for_tpu else self._copied
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' values."""
         apart = {*traced.graph.inputs, *traced.graph.outputs}
@@ -97,6 +99,9 @@ class _Emitter:
         else:
             self.eqns.append(Equation(written, loop=step.loop, manual=manual))
         self._flat_stacks.flatten(step, written)
+        if len(outvars) == 1 and self._schedule.origin[step.writes[0]] in self._copied and manual is None:
+            self._variables[step.writes[0]] = behind = jex.Var(outvars[0].aval)
+            self.eqns += [Equation(each, loop=step.loop) for each in _flat_pin(written, outvars[0], behind, "layout")]
 
     def _operand(self, instance: int, step: Run) -> jex.Var:
         """The variable of an instance that an op reads."""
@@ -178,7 +183,7 @@ class _Emitter:
         behind = {variable: jex.Var(variable.aval) for variable in before}
         invars, outvars = list(behind), list(behind.values())
         if step.why == "pin" and self._schedule.origin[step.reads[0]] in self._as_shaped:
-            eqns = list(_flat_pin(self._ops[near], invars[0], outvars[0]))
+            eqns = list(_flat_pin(self._ops[near], invars[0], outvars[0], step.why))
         else:
             eqns = [_named(_barrier_template(), step.why, self._ops[near], invars, outvars)]
         ctx = self._ctx(near, manual)
@@ -317,18 +322,18 @@ def _marked_recomputed(name_stack: NameStack) -> NameStack:
 
 
 def _named(
-    template: jex.JaxprEqn, why: Why, like: jex.JaxprEqn, invars: list[Atom], outvars: list[jex.Var]
+    template: jex.JaxprEqn, why: str, like: jex.JaxprEqn, invars: list[Atom], outvars: list[jex.Var]
 ) -> jex.JaxprEqn:
     """An equation of ours, with a purpose in its name stack and else the source of an op."""
     info = like.source_info.replace(name_stack=like.source_info.name_stack.extend(OWN).extend(why))
     return template.replace(invars=invars, outvars=outvars, source_info=info, ctx=like.ctx)
 
 
-def _flat_pin(like: jex.JaxprEqn, pinned: jex.Var, held: jex.Var) -> Iterator[jex.JaxprEqn]:
+def _flat_pin(like: jex.JaxprEqn, pinned: jex.Var, held: jex.Var, why: str) -> Iterator[jex.JaxprEqn]:
     """A pin over a flat array: a reshape, the barrier, and a reshape back."""
     shape = pinned.aval.shape
     eqns = traced_eqns(lambda x: jax.lax.optimization_barrier(x.reshape(-1)).reshape(shape), [pinned], held)
-    return (_named(eqn, "pin", like, eqn.invars, eqn.outvars) for eqn in eqns)
+    return (_named(eqn, why, like, eqn.invars, eqn.outvars) for eqn in eqns)
 
 
 def _pooling_gradient(pooling: jex.JaxprEqn, operands: Sequence[Atom], result: jex.Var) -> Iterator[jex.JaxprEqn]:

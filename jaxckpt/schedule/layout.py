@@ -18,6 +18,7 @@ for all products that read it so.
 The result of an elementwise op has the layout of the product that it comes of, which may be none that the next product
 can read. A compiler writes such a result in the right layout, unless it is pinned: the barrier passes on the layout as
 it is, and each product that reads the value transposes it. So the value has to be pinned in the layout of its shape.
+The same is true of layout copies that several products read, pinned or not.
 
 Only the graph decides here; `jaxckpt.cost.fusion` says what follows for memory. Read after `argument_derived`.
 Complexity: linear in ops, but for the way back to a product where layouts meet.
@@ -183,6 +184,32 @@ def read_in_default_layout(graph: Graph) -> frozenset[int]:
                 if not _is_readable(strides, groups) and _is_readable(dict(enumerate(_dense(shape))), groups):
                     found.add(read)
     return frozenset(found)
+
+
+def copied_for_each_product(graph: Graph) -> frozenset[int]:
+    """Values that each product copies for itself, unless they are in the layout of their shape.
+
+    Layout copies that are views, and concatenations of views that transpose products: XLA gives such a concatenation
+    the layout of its parts.
+
+    Example:
+      The gradient of a fused projection of queries, keys and values is a concatenation, whose parts have the heads in
+      front of the sequence. XLA copies it twice (jax 0.12.0.1): for the gradient of the weights, and for that of what
+      was projected.
+    """
+    views = (graph.ops[view].writes[0] for op in graph.ops for view in _copied_for(graph, op))
+    concatenations = (op.writes[0] for op in graph.ops if _concatenates_transposed_products(graph, op))
+    return frozenset((*views, *concatenations))
+
+
+def _concatenates_transposed_products(graph: Graph, op: Op) -> bool:
+    """True for a concatenation, which a product reads, of views that transpose products."""
+    if op.primitive != "concatenate" or len(op.reads) < 2:
+        return False
+    views_of_parts = (_views_of_product(graph, part) for part in op.reads)
+    is_transposed = all(any(graph.ops[v].primitive == "transpose" for v in views) for views in views_of_parts)
+    readers = (graph.ops[reader] for reader in graph.readers[op.writes[0]])
+    return is_transposed and any(reader.primitive == "dot_general" for reader in readers)
 
 
 def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
