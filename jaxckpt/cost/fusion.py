@@ -21,9 +21,11 @@ counted equation by equation. These rules mark the values that are materialised,
    that are added to `a` the second.
 5. A row reduction (a softmax's maximum and sum) is fused into the kernel that uses its result directly, where that
    kernel reads the same large arrays anyway: it holds each row while it works. The result is written by a pass of its
-   own where a backward pass or a barrier reads it, too. Where a backward pass reads what is between the two reductions
-   of a softmax, the kernel holds rows through both only if their length is a power of two, and they are short or many;
-   else the exponentials are in memory, and what reduces them or their gradient is a pass of its own.
+   own where a backward pass or a barrier reads it, too. A maximum is not, but for a barrier: the sum behind it and all
+   that reads it go over the rows. Nor is what was recomputed for a backward pass alone. Where a backward pass reads
+   what is between the two reductions of a softmax, the kernel holds rows through both only if their length is a power
+   of two, and they are short or many; else the exponentials are in memory, and what reduces them or their gradient is
+   a pass of its own.
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).
@@ -136,13 +138,23 @@ def fusion_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     held = frozenset(_run(rules, forward, ())[0].holding)
     expensive = frozenset(op for op in rules.expensive if held.isdisjoint(graph.ops[op].writes))
     rules = _with_folded(replace(rules, expensive=expensive), graph.ops)
-    return replace(rules, rows=replace(rules.rows, folded_if_unread=folded_if_unread, values=held))
+    recomputed = _with_folded(rules, graph.ops, read_by_forward=False).rows.folded
+    return replace(
+        rules,
+        rows=replace(
+            rules.rows,
+            folded_if_unread=folded_if_unread,
+            folded_in_backward=rules.rows.folded | recomputed,
+            values=held,
+        ),
+    )
 
 
-def _with_folded(rules: FusionRules, ops: Sequence[Op]) -> FusionRules:
+def _with_folded(rules: FusionRules, ops: Sequence[Op], *, read_by_forward: bool = True) -> FusionRules:
     """Rule 5 for a step of these ops alone: from all row reductions down to those that hold, a greatest fixed point.
 
     A reduction that is not fused after all may be a source of others, which then read less; so all are looked at anew.
+    Without `read_by_forward` for reductions whose results only a backward pass reads.
     """
     is_complete = len(ops) == len(rules.graph.ops)
     folded = rules.rows.row_reductions.intersection(op.id for op in ops)
@@ -152,7 +164,7 @@ def _with_folded(rules: FusionRules, ops: Sequence[Op]) -> FusionRules:
         if not folded:
             return rules
         analysis, reads = _run(rules, ops, rules.graph.outputs)
-        held = frozenset(op for op in folded if _holds(rules, op, analysis, reads))
+        held = frozenset(op for op in folded if _holds(rules, op, analysis, reads, read_by_forward=read_by_forward))
         if held == folded:
             return rules
         folded = held
@@ -168,19 +180,35 @@ def _run(
     return analysis, {step.op: analysis.run(step) for step in analysis.joined.steps if isinstance(step, Run)}
 
 
-def _holds(rules: FusionRules, op: int, analysis: FusionAnalysis, reads: Mapping[int, SourceBytes]) -> bool:
-    """True if every kernel that reads a row reduction goes over the same large arrays, and can hold their rows."""
+def _holds(
+    rules: FusionRules,
+    op: int,
+    analysis: FusionAnalysis,
+    reads: Mapping[int, SourceBytes],
+    *,
+    read_by_forward: bool,
+) -> bool:
+    """True if every kernel that reads a row reduction goes over the same large arrays, and can hold their rows.
+
+    A kernel may go over more arrays where it has the rows of the reduction's operand in any case: for a maximum, and in
+    a backward pass that alone reads the result.
+    """
     graph = rules.graph
     (result,) = graph.ops[op].writes
     large = _large(reads[op])
     if not large or result in analysis.materialised:
         return False
-    producers = [graph.producer[written] for written in analysis.readers[result]]
+    readers = [producer for written in analysis.readers[result] if (producer := graph.producer[written]) is not None]
+    if len(readers) < len(analysis.readers[result]):
+        return False
+    may_read_more = graph.ops[op].primitive == "reduce_max"
+    if not read_by_forward and op not in rules.after_forward:
+        readers = [r for r in readers if r in rules.after_forward or r in rules.rows.row_reductions]
+        may_read_more = True
     return all(
-        producer is not None
-        and _large(reads[producer]) == large
-        and (producer in rules.rows.row_reductions or _is_per_element(graph, producer, reads[producer]))
-        for producer in producers
+        (_large(reads[reader]) >= large if may_read_more else _large(reads[reader]) == large)
+        and (reader in rules.rows.row_reductions or _is_per_element(graph, reader, reads[reader]))
+        for reader in readers
     )
 
 

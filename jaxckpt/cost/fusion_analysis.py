@@ -103,8 +103,8 @@ class FusionAnalysis:
         self.picks: dict[int, int] = {}
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
-        self._folded: set[int] = set()
-        """Row reductions that are fused into the kernels that read them."""
+        self._per_row: set[int] = set()
+        """Row reductions that are fused into the kernels that read them, and what is computed of these alone."""
         self._loop: dict[int, int | None] = {}
         """For every instance that a step writes the loop in whose body; empty where the graph has no loops."""
         self._materialise_required(steps)
@@ -128,7 +128,8 @@ class FusionAnalysis:
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
                 if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, own):
                     sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else own
-                    if instance in self._folded or (self.holding and self.holds_rows(step)):
+                    is_folded = instance in self._per_row and op in self.rules.rows.row_reductions
+                    if is_folded or (self.holding and self.holds_rows(step)):
                         self.holding.add(instance)
                     continue
                 materialised.add(instance)
@@ -142,7 +143,7 @@ class FusionAnalysis:
     def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
         """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
         kernels = min(_MANY, len(self.readers[instance]) + self.picks.get(instance, 0))
-        if op in self.rules.never_materialised or instance in self._folded:
+        if op in self.rules.never_materialised or instance in self._per_row:
             return False
         is_expensive = bool(reads) and op in self.rules.expensive
         return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
@@ -176,7 +177,7 @@ class FusionAnalysis:
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
         self.materialised.update(self.epilogue_ends)
-        read_later = self._read_after_forward(steps)
+        read_later, read_by_clones = self._read_after_forward(steps), self._read_by_clones(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         has_joined = bool(self.joined.operands)
@@ -194,7 +195,7 @@ class FusionAnalysis:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             else:
-                self._materialise_results(step, read_later)
+                self._materialise_results(step, read_later, read_by_clones)
             if op in rules.gathers:
                 self._count_picks(step, shown[step.reads[0]])
             if needed_operands[op]:
@@ -290,20 +291,25 @@ class FusionAnalysis:
         if times > 1:
             self.picks[table] = self.picks.get(table, 0) + times
 
-    def _materialise_results(self, step: Run, read_later: set[int]) -> None:
+    def _materialise_results(self, step: Run, read_later: set[int], read_by_clones: set[int]) -> None:
         """Rules 1, 4 to 6, for the results of an op; a row reduction is in memory or folded."""
         if step.op in self.rules.rows.row_reductions:
-            where = self._folded if self._folds(step, read_later) else self.materialised
+            where = self._per_row if self._folds(step, read_later, read_by_clones) else self.materialised
             where.add(step.writes[0])
         elif step.op in self.rules.products.with_epilogues and step.writes[0] in self.inside_products:
             return
         elif step.op in self.rules.writes_memory or self._stores_exponentials(step, read_later):
             self.materialised.update(step.writes)
+        elif step.reads and self._per_row.issuperset(step.reads):
+            self._per_row.update(step.writes)
 
-    def _folds(self, step: Run, read_later: set[int]) -> bool:
+    def _folds(self, step: Run, read_later: set[int], read_by_clones: set[int]) -> bool:
         """Rule 5: True if a row reduction is fused into the kernels that read it."""
         rows = self.rules.rows
-        folded = rows.folded if step.is_clone or step.writes[0] in read_later else rows.folded_if_unread
+        if step.is_clone and step.writes[0] not in read_by_clones:
+            folded = rows.folded_in_backward
+        else:
+            folded = rows.folded if step.is_clone or step.writes[0] in read_later else rows.folded_if_unread
         reads_stored = step.op in rows.separate_reductions and step.reads[0] in self.materialised
         return step.op in folded and not reads_stored
 
@@ -332,6 +338,25 @@ class FusionAnalysis:
                 or (step.op not in writes_memory and not found.isdisjoint(step.writes))
             ):
                 found.update(step.reads)
+        return found
+
+    def _read_by_clones(self, steps: Sequence[ScheduleStep]) -> set[int]:
+        """Instances that clones read whose results are in memory, or compute from what they read."""
+        rules = self.rules
+        if not rules.rows.row_reductions:
+            return set()
+        needed, found = set(self.materialised), set[int]()
+        for step in reversed(steps):
+            if not isinstance(step, Run):
+                needed.update(step.reads)
+                continue
+            needed.update(step.reads[position] for position in rules.needed_operands[step.op])
+            if step.op in rules.same_size_views and step.writes[0] in needed:
+                needed.add(step.reads[0])
+            elif step.is_clone and step.op not in rules.after_forward:
+                writes_memory = step.op in rules.writes_memory and step.op not in rules.rows.row_reductions
+                if writes_memory or not needed.isdisjoint(step.writes) or not found.isdisjoint(step.writes):
+                    found.update(step.reads)
         return found
 
     def _expensive_siblings(self, steps: Sequence[ScheduleStep]) -> Mapping[int, frozenset[int]]:

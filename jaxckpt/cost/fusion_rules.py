@@ -83,6 +83,7 @@ class RowRules:
       separate_reductions: Reductions of stored exponentials, which are passes of their own.
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
+      folded_in_backward: Those that are fused where they are recomputed and only a backward pass reads their results.
       values: Values that then are only inside kernels that hold rows: saving one costs a pass over its rows.
     """
 
@@ -92,6 +93,7 @@ class RowRules:
     separate_reductions: Ops
     folded: Ops = frozenset()
     folded_if_unread: Ops = frozenset()
+    folded_in_backward: Ops = frozenset()
     values: frozenset[int] = frozenset()
 
 
