@@ -49,7 +49,7 @@ def predicted_passes(planner, plan):
 
 
 def plan_with(planner, saved):
-    """The plan that saves those residuals for each pair or row of the scores that some primitives write, and no others."""
+    """The plan that saves those residuals for each pair or row of the scores that some primitives write."""
     graph = planner.graph
     wide = [r.value for r in residuals(graph) if graph.values[r.value].shape[:3] == SCORES[:3]]
     decisions = {v: Save() if graph.ops[graph.producer[v]].primitive in saved else Recompute() for v in wide}
