@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxckpt.cost.fusion_rules import EXPANDED, FusionRules
+from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.ir import Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
@@ -180,13 +180,14 @@ class FusionAnalysis:
         read_later, read_by_clones = self._read_after_forward(steps), self._read_by_clones(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
-        has_joined = bool(self.joined.operands)
+        has_joined, passed = bool(self.joined.operands), set[int]()
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
             if not isinstance(step, Run):
                 self.materialised.update(shown[i] for i in step.reads)
                 self.materialised.update(step.writes)
+                passed.update(step.writes)
                 continue
             op = step.op
             if op in loaded_operands and step.writes[0] not in self.epilogue_ends:
@@ -203,7 +204,7 @@ class FusionAnalysis:
                 if has_joined and (joined := self.joined.of(step)) is not None:
                     self.materialised.update(needed[i] for i in joined.others)
                     self.materialised.update(loaded[i] for i in joined.parts)
-                else:
+                elif op not in rules.expensive or passed.isdisjoint(loaded[i] for i in step.reads):
                     self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -367,22 +368,24 @@ class FusionAnalysis:
         the op alone would be a kernel: XLA leaves the tanh of a product alone.
 
         A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
-        become siblings, and XLA then stores what both read: `tanh` of a gelu behind a bias is in memory. `erf` is not:
-        it is a polynomial of its operand by then.
+        become siblings, and XLA then stores what both read: `tanh` of a gelu behind a bias is in memory.
         """
         expensive, graph = self.rules.expensive, self.rules.graph
         run = (step for step in steps if isinstance(step, Run) and step.op in expensive)
-        merged = (step for step in run if step.is_clone or self.materialised.isdisjoint(step.reads))
+        merged = [step for step in run if step.is_clone or self.materialised.isdisjoint(step.reads)]
         several = {i: self.readers[i] for step in merged for i in step.writes if 1 < len(self.readers[i]) < _MANY}
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.
         outside = [step for step in steps if isinstance(step, Run) and step.loop is None]
         reduced = {i for step in outside if graph.ops[step.op].kind is Kind.REDUCTION for i in step.reads}
-        polynomials = {i for step in outside if graph.ops[step.op].primitive in EXPANDED for i in step.writes}
-        several = {i: kernels for i, kernels in several.items() if i in polynomials or reduced.isdisjoint(kernels)}
+        several = {i: kernels for i, kernels in several.items() if reduced.isdisjoint(kernels)}
         independent = _independent(steps, set(several.values()))
-        return {instance: kernels for instance, kernels in several.items() if kernels in independent}
+        siblings = {instance: kernels for instance, kernels in several.items() if kernels in independent}
+        for step in merged:
+            if not siblings.keys().isdisjoint(step.writes):
+                self.materialised.difference_update(step.reads[p] for p in self.rules.needed_operands[step.op])
+        return siblings
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.

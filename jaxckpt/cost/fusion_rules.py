@@ -30,13 +30,13 @@ _WRITES_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind
 _LOOPS = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.REDUCTION})
 _EXPENSIVE = frozenset(
     {
-        "tanh", "erf", "erfc", "erf_inv", "log1p", "sin", "cos", "tan", "pow", "cbrt", "atan2", "acos", "asin", "atan",
+        "tanh", "erfc", "erf_inv", "log1p", "sin", "cos", "tan", "pow", "cbrt", "atan2", "acos", "asin", "atan",
         "lgamma", "digamma",
     }
 )  # fmt: skip
 """Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
-EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
-"""Ops that become a polynomial; their operand is used at many places of it."""
+_POLYNOMIALS = frozenset({"erfc", "erf_inv", "lgamma", "digamma"})
+"""Ops that become a polynomial in float32; their operand is used at many places of it."""
 _EPILOGUE = frozenset(
     {
         "add", "add_any", "sub", "mul", "div", "max", "min", "neg", "abs", "exp", "tanh", "log", "sin", "cos", "sqrt",
@@ -155,7 +155,7 @@ class FusionRules:
       draws: Rule 1: draws of random bits, by Threefry, whose only reader is elementwise.
       gathers: Rule 1: ops that read each element as often as they pick it.
       partial_reads: Rule 1: slices, which read only as much as they write.
-      expensive: Rule 3: forward ops of many instructions an element.
+      expensive: Rule 3: forward ops of many instructions an element; a polynomial has `needed_operands`.
       never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
       loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
     """
@@ -196,13 +196,15 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
     library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0}
-    draws = ops(lambda op: _is_draw(graph, op))
+    draws, merged_axes = ops(lambda op: _is_draw(graph, op)), _with_merged_axes(graph)
+    polynomials = ops(lambda op: op.primitive in _POLYNOMIALS and _is_of_narrow_product(graph, op, merged_axes))
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
         graph=graph,
         rows=_row_rules(graph, layouts),
         needed_operands=tuple(
-            scattered_into.get(op.id) or _needed(op, fused=op.id in fused_scatters) for op in graph.ops
+            scattered_into.get(op.id) or _needed(op, fused=op.id in fused_scatters, polynomial=op.id in polynomials)
+            for op in graph.ops
         ),
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
         writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters - draws
@@ -221,7 +223,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
             repeating=ops(lambda op: _repeats_operand(graph, op)),
             views=ops(_keeps_order) - copies,
-            merged_axes=_with_merged_axes(graph),
+            merged_axes=merged_axes,
             given=ops(lambda op: op.kind is Kind.BARRIER or op.primitive == CARRY),
         ),
         after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
@@ -348,6 +350,12 @@ def _joining(graph: Graph, op: Op) -> Iterator[int]:
             yield reader.id
 
 
+def _is_of_narrow_product(graph: Graph, op: Op, merged_axes: Ops) -> bool:
+    """True if an op reads what is computed of a product with merged axes, in a type narrower than float32."""
+    value = graph.values[op.reads[0]]
+    return graph.producer[value.id] in merged_axes and value.size_bytes < 4 * graph.elements(value.id)
+
+
 def _with_merged_axes(graph: Graph) -> Ops:
     """Products with merged axes, and elementwise ops of their results."""
     found, values = set[int](), set[int]()
@@ -381,9 +389,9 @@ def _keeps_order(op: Op) -> bool:
     return op.kind is Kind.VIEW and op.primitive != "transpose" and len(op.reads) == 1
 
 
-def _needed(op: Op, *, fused: bool) -> tuple[int, ...]:
-    """The positions of the operands that are in memory, for an op that may be a fused scatter."""
-    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in EXPANDED:
+def _needed(op: Op, *, fused: bool, polynomial: bool) -> tuple[int, ...]:
+    """The positions of the operands that are in memory, for an op that may be a fused scatter, or of `polynomials`."""
+    if op.kind in _NEEDS_MEMORY or op.effects or polynomial:
         return tuple(range(len(op.reads)))
     return (0,) if op.kind is Kind.SCATTER and not fused and op.reads else ()
 

@@ -120,7 +120,7 @@ def test_a_row_reduction_that_a_backward_reads_is_written():
 def test_an_expensive_op_is_not_computed_in_two_kernels():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
-    slow, quick, scaled = (build.op(name, product, size_bytes=8000) for name in ("erf", "neg", "mul"))
+    slow, quick, scaled = (build.op(name, product, size_bytes=8000) for name in ("erfc", "neg", "mul"))
     apart = build.op("tanh", scaled, size_bytes=8000)
     sums = [build.op("reduce_sum", v, size_bytes=4) for v in (slow, quick, apart, apart)]
     readers = [build.op("reduce_sum", v, total, size_bytes=4) for v, total in zip((slow, quick), sums, strict=False)]
@@ -128,14 +128,6 @@ def test_an_expensive_op_is_not_computed_in_two_kernels():
     assert slow in materialised
     assert quick not in materialised
     assert apart not in materialised, "two loops that do not depend on each other are one kernel"
-
-
-def test_what_an_error_function_reads_is_in_memory():
-    build = Builder()
-    product = build.op("dot_general", build.input(4000), size_bytes=4000)
-    scaled = build.op("mul", product, size_bytes=4000)
-    out = build.op("dot_general", build.op("erfc", scaled, size_bytes=4000), size_bytes=4)
-    assert scaled in fuse(build.graph(out)).materialised
 
 
 def softmax(shape):

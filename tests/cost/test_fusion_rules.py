@@ -21,7 +21,7 @@ def mixed() -> Graph:
     view = build.op("reshape", product, size_bytes=4000)
     wide = build.op("broadcast_in_dim", bias, size_bytes=4000)
     shifted = build.op("add", view, wide, size_bytes=4000)
-    slow = build.op("erf", shifted, size_bytes=4000)
+    slow = build.op("erfc", shifted, size_bytes=4000)
     picked = build.op("gather", slow, index, size_bytes=400)
     part = build.op("slice", slow, size_bytes=400)
     zeros = build.op("iota", size_bytes=4000)
@@ -65,9 +65,9 @@ def primitives(graph, ops):
         ("after_forward", {"tanh", "reduce_sum"}),
         ("gathers", {"gather"}),
         ("partial_reads", {"slice"}),
-        ("expensive", {"erf"}),
+        ("expensive", {"erfc"}),
         ("never_materialised", {"reshape", "broadcast_in_dim", "iota", "slice", "scatter-add"}),
-        ("loops", {"reshape", "broadcast_in_dim", "add", "erf", "slice", "iota", "tanh", "reduce_sum"}),
+        ("loops", {"reshape", "broadcast_in_dim", "add", "erfc", "slice", "iota", "tanh", "reduce_sum"}),
     ],
 )
 def test_a_rule_finds_its_ops(rule, expected):
@@ -129,7 +129,6 @@ def test_operands_that_must_be_in_memory():
     found = {op.primitive: needed for op, needed in zip(graph.ops, unfolded_rules(graph).needed_operands, strict=True)}
     assert {name: needed for name, needed in found.items() if needed} == {
         "dot_general": (0,),
-        "erf": (0,),
         "sort": (0,),
         "add_any": (0,),
     }

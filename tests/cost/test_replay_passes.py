@@ -245,7 +245,7 @@ def layer_backward() -> Graph:
     build = Builder()
     x, weight = build.input(MB), build.input(MB)
     product = build.op("dot_general", x, weight, size_bytes=MB)
-    activated = build.op("erf", product, size_bytes=MB)
+    activated = build.op("erfc", product, size_bytes=MB)
     slope = build.op("exp", product, size_bytes=MB)
     cotangent = build.op("dot_general", x, weight, size_bytes=MB, phase=Phase.BACKWARD)
     gradient = build.op("dot_general", cotangent, activated, size_bytes=MB, phase=Phase.BACKWARD)
