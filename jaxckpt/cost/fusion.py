@@ -25,8 +25,8 @@ counted equation by equation. These rules mark the values that are materialised,
    own where a backward pass or a barrier reads it, too. A maximum is not, but for a barrier: the sum behind it and all
    that reads it go over the rows. Nor is what was recomputed for a backward pass alone. Where a backward pass reads
    what is between the two reductions of a softmax, the kernel holds rows through both only if their length is a power
-   of two, and they are short or many; else the exponentials are in memory, and what reduces them or their gradient is
-   a pass of its own.
+   of two, and they are short or many; else the exponentials are in memory, and what reduces them or their gradient is a
+   pass of its own. A kernel that holds rows draws no random bits (`masked_rows`).
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
+from jaxckpt.cost.masked_rows import MaskedRows
 from jaxckpt.ir import Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
@@ -107,7 +108,7 @@ class FusionAnalysis:
         """Row reductions that are fused into the kernels that read them, and what is computed of these alone."""
         self._loop: dict[int, int | None] = {}
         """For every instance that a step writes the loop in whose body; empty where the graph has no loops."""
-        self._materialise_required(steps)
+        self._materialise_required(steps, origin)
         self.sources: list[SourceBytes] = [{}] * len(self.size_bytes)
         for v in (*graph.inputs, *graph.constants):
             self.sources[v] = {v: self.size_bytes[v]}
@@ -167,7 +168,7 @@ class FusionAnalysis:
 
     ### What must be in memory
 
-    def _materialise_required(self, steps: Sequence[ScheduleStep]) -> None:
+    def _materialise_required(self, steps: Sequence[ScheduleStep], origin: Sequence[int]) -> None:
         """Rules 1, 2, 4 to 8 and 10.
 
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
@@ -181,6 +182,8 @@ class FusionAnalysis:
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         has_joined, passed = bool(self.joined.operands), set[int]()
+        has_masks = bool(rules.draws and rules.rows.row_reductions)
+        masked_rows = MaskedRows(rules, steps, origin, self._per_row) if has_masks else None
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -197,6 +200,8 @@ class FusionAnalysis:
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             else:
                 self._materialise_results(step, read_later, read_by_clones)
+            if masked_rows is not None:
+                self.materialised.update(masked_rows.written(step, self.materialised))
             if op in rules.gathers:
                 self._count_picks(step, shown[step.reads[0]])
             if needed_operands[op]:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt import Planner
-from jaxckpt.ir import Kind, Recompute, Save
+from jaxckpt.hlo import Part
+from jaxckpt.ir import Kind, Phase, Recompute, Save
 from jaxckpt.machine import targets
 from jaxckpt.schedule import Run
 from tests.residuals import residuals
@@ -26,11 +27,22 @@ def attention(parameters, x):
     return jnp.square(jnp.einsum("bhqk,bkhd->bqhd", weights, v).astype(jnp.float32)).mean()
 
 
+def attention_with_dropout(parameters, x, key):
+    q, k, v = (jnp.einsum("btw,whd->bthd", x, parameters[name]) for name in "qkv")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+    weights = jax.nn.softmax(scores, axis=-1).astype(jnp.bfloat16)
+    kept = jnp.where(jax.random.bernoulli(key, 0.9, weights.shape), weights / 0.9, 0)
+    return jnp.square(jnp.einsum("bhqk,bkhd->bqhd", kept, v).astype(jnp.float32)).mean()
+
+
+def specs():
+    weight = jax.ShapeDtypeStruct((HEADS * WIDTH, HEADS, WIDTH), jnp.bfloat16)
+    return dict.fromkeys("qkv", weight), jax.ShapeDtypeStruct((BATCH, TOKENS, HEADS * WIDTH), jnp.bfloat16)
+
+
 @pytest.fixture(scope="module")
 def planner():
-    weight = jax.ShapeDtypeStruct((HEADS * WIDTH, HEADS, WIDTH), jnp.bfloat16)
-    x = jax.ShapeDtypeStruct((BATCH, TOKENS, HEADS * WIDTH), jnp.bfloat16)
-    return Planner(jax.value_and_grad(attention), dict.fromkeys("qkv", weight), x, target="h200")
+    return Planner(jax.value_and_grad(attention), *specs(), target="h200")
 
 
 def compiled_passes(planner, plan):
@@ -75,3 +87,34 @@ def test_a_maximum_of_rows_is_computed_with_their_sum(planner):
     plan = planner.problem.plan({}, (0,), "none")
     assert compiled_passes(planner, plan) == 1
     assert predicted_passes(planner, plan) == 1
+
+
+def compiled_backward(planner, plan):
+    """Kernels of the backward besides products that read and write at least as much as the scores, in XLA's program."""
+    kernels = planner.measure(plan).footprint.memory.kernels
+    loops = (k for k in kernels if k.part is Part.BACKWARD and not k.matmul_flops)
+    return sum(k.traffic_bytes >= 2 * SCORES_BYTES for k in loops)
+
+
+def predicted_backward(planner, plan):
+    """The same as `cost` predicts it."""
+    graph, replayed, rates = planner.graph, planner.problem.replay(plan), planner.problem.rates
+    timed = zip(replayed.steps, replayed.seconds, strict=True)
+    wide = (step for step, s in timed if isinstance(step, Run) and s >= rates.kernel_s(2 * SCORES_BYTES))
+    ops = (graph.ops[step.op] for step in wide)
+    return sum(op.phase is Phase.BACKWARD and op.kind is not Kind.CONTRACTION for op in ops)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize(("draws_twice", "kernels"), [(True, 2), (False, 1)])
+def test_a_kernel_that_holds_rows_draws_no_random_bits(draws_twice, kernels):
+    """A mask that the backward draws is applied in a kernel in front of that of the rows; a saved one in this."""
+    step = jax.value_and_grad(attention_with_dropout)
+    planner = Planner(step, *specs(), jax.ShapeDtypeStruct((), jax.random.key(0).dtype), target="h200")
+    graph = planner.graph
+    wide = [r.value for r in residuals(graph) if graph.values[r.value].shape == SCORES]
+    saved = ("dot_general", "select_n")
+    decisions = {v: Save() if graph.ops[graph.producer[v]].primitive in saved else Recompute() for v in wide}
+    plan = planner.problem.plan(decisions if draws_twice else {}, (0,), "by hand")
+    assert compiled_backward(planner, plan) == kernels
+    assert predicted_backward(planner, plan) == kernels
