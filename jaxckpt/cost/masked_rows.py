@@ -21,7 +21,7 @@ class MaskedRows:
     def __init__(self, rules: FusionRules, steps: Sequence[ScheduleStep], origin: Sequence[int], per_row: Set[int]):
         self._rules, self._origin, self._per_row = rules, origin, per_row
         self._times_read = Counter(instance for step in steps for instance in step.reads)
-        self._derived = argument_derived_values(rules.graph)
+        self._derived = rules.graph.once(argument_derived_values)
         self._bits = set[int]()
         """Instances that are computed of random bits alone, for one reader; a mask of several is in memory."""
         self._held = set[int]()
