@@ -18,6 +18,7 @@ from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadc
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
 from jaxckpt.schedule.layout import (
     Layouts,
+    copied_for_each_product,
     copied_views,
     exchanged_products,
     has_merged_axes,
@@ -330,11 +331,14 @@ def _joining(graph: Graph, op: Op) -> Iterator[int]:
     One such concatenation is the gradient of a `split`. XLA first puts it into the kernels of those products, which so
     read its operands, and then lets a library compute some of the products: each of these has a concatenation of its
     own. If the rows are several axes, a product that is summed in parts takes a concatenation in only where each part
-    has whole outer axes, and no product does whose tiles cross the last of these axes.
+    has whole outer axes, and no product does whose tiles cross the last of these axes. None takes in a concatenation of
+    transposed products.
     """
     if op.primitive != "concatenate" or len(op.reads) < 2 or not _only_products_read(graph, op):
         return
     (written,) = op.writes
+    if written in graph.once(copied_for_each_product):
+        return
     shapes = [graph.values[v].shape for v in op.reads]
     longer = (i for i, length in enumerate(graph.values[written].shape) if length != shapes[0][i])
     axis = next(longer, None)  # none where the other parts are empty
