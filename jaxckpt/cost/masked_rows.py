@@ -31,27 +31,35 @@ class MaskedRows:
 
     def written(self, step: Run, materialised: Set[int]) -> Iterable[int]:
         """The instances that are in memory for a step, besides those that are so far."""
-        rules, reads = self._rules, [i for i in step.reads if i not in materialised]
+        # It runs for every step of every replay: most steps have nothing to do with rows or masks.
+        rules, writes = self._rules, step.writes
+        is_reduction = not self._per_row.isdisjoint(writes)
         if step.op in rules.draws:
-            self._bits.update(step.writes)
-        elif step.op in rules.writes_memory and self._per_row.isdisjoint(step.writes):
+            self._bits.update(writes)
             return ()
-        elif bits := self._bits.intersection(reads):
+        if step.op in rules.writes_memory and not is_reduction:
+            return ()
+        read, held = step.reads, self._held
+        if self._bits.isdisjoint(read) and held.isdisjoint(read) and self._masked.keys().isdisjoint(read):
+            if is_reduction or not self._per_row.isdisjoint(read):
+                held.update(writes)
+            return ()
+        reads = [i for i in step.reads if i not in materialised]
+        is_rows = not (self._held.isdisjoint(reads) and self._per_row.isdisjoint(reads))
+        if bits := self._bits.intersection(reads):
             others = [i for i in step.reads if i not in bits and self._origin[i] not in self._derived]
-            if not others:
-                self._bits.update(i for i in step.writes if self._times_read[i] == 1)
-                return ()
-            self._masked.update((i, frozenset((i,))) for i in step.writes)
-            return self._held.intersection(others)
-        elif masked := frozenset[int]().union(*(self._masked.get(i, ()) for i in reads)):
-            if self._holds(step, reads):
-                self._held.update(step.writes)
-                return masked
-            self._masked.update(dict.fromkeys(step.writes, masked))
-        elif self._holds(step, reads):
-            self._held.update(step.writes)
+            if others:
+                self._masked.update((i, frozenset((i,))) for i in writes)
+                return self._held.intersection(others)
+            self._bits.update(i for i in writes if self._times_read[i] == 1)
+            return ()
+        masked = frozenset[int]()
+        for instance in reads:
+            if instance in self._masked:
+                masked |= self._masked[instance]
+        if is_rows or is_reduction:
+            self._held.update(writes)
+            return masked
+        if masked:
+            self._masked.update(dict.fromkeys(writes, masked))
         return ()
-
-    def _holds(self, step: Run, reads: Sequence[int]) -> bool:
-        """True if a step runs in kernels that hold rows."""
-        return not (self._held.isdisjoint(reads) and self._per_row.isdisjoint((*reads, *step.writes)))
