@@ -11,10 +11,10 @@ counted equation by equation. These rules mark the values that are materialised,
    and of broadcast arguments (relu, a scale, a bias).
 2. Results of the step are in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
-   reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream `x +
-   f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element (tanh,
-   erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf` is one
-   instruction. A polynomial such as `erfc` that is computed in float32 of a narrower product with several axes of rows
+   reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream
+   `x + f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element
+   (tanh, erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf`
+   is one instruction. A polynomial such as `erfc` that is computed in float32 of a narrower product with several axes of rows
    has its operand in memory besides, unless a barrier stands between. A gather that picks each element of its table k
    times reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
@@ -22,11 +22,12 @@ counted equation by equation. These rules mark the values that are materialised,
    that are added to `a` the second.
 5. A row reduction (a softmax's maximum and sum) is fused into the kernel that uses its result directly, where that
    kernel reads the same large arrays anyway: it holds each row while it works. The result is written by a pass of its
-   own where a backward pass or a barrier reads it, too. A maximum is not, but for a barrier: the sum behind it and all
-   that reads it go over the rows. Nor is what was recomputed for a backward pass alone. Where a backward pass reads
-   what is between the two reductions of a softmax, the kernel holds rows through both only if their length is a power
-   of two, and they are short or many; else the exponentials are in memory, and what reduces them or their gradient is a
-   pass of its own. A kernel that holds rows draws no random bits (`masked_rows`).
+   own where a backward pass or a barrier reads it, too. A maximum is written for a barrier only, since the sum behind
+   it and every other reader go over the rows anyway. A result that is recomputed for a backward pass alone is not
+   written either. Where a backward pass reads what is between the two reductions of a softmax, the kernel holds rows
+   through both only if their length is a power of two, and they are short or many; else the exponentials are in memory,
+   and what reduces them or their gradient is a pass of its own. A kernel that holds rows draws no random bits
+   (`masked_rows`).
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).

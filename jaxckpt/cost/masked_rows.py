@@ -45,12 +45,12 @@ class MaskedRows:
                 held.update(writes)
             return ()
         reads = [i for i in step.reads if i not in materialised]
-        is_rows = not (self._held.isdisjoint(reads) and self._per_row.isdisjoint(reads))
+        is_rows = not (held.isdisjoint(reads) and self._per_row.isdisjoint(reads))
         if bits := self._bits.intersection(reads):
             others = [i for i in step.reads if i not in bits and self._origin[i] not in self._derived]
             if others:
                 self._masked.update((i, frozenset((i,))) for i in writes)
-                return self._held.intersection(others)
+                return held.intersection(others)
             self._bits.update(i for i in writes if self._times_read[i] == 1)
             return ()
         masked = frozenset[int]()
@@ -58,7 +58,7 @@ class MaskedRows:
             if instance in self._masked:
                 masked |= self._masked[instance]
         if is_rows or is_reduction:
-            self._held.update(writes)
+            held.update(writes)
             return masked
         if masked:
             self._masked.update(dict.fromkeys(writes, masked))

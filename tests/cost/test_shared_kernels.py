@@ -90,7 +90,7 @@ def test_a_recomputed_activation_and_its_derivative_are_one_kernel(layer, specs)
 
 @needs_gpu_target
 @pytest.mark.parametrize("specs", [BIASED, BIASED_BFLOAT16])
-def test_a_recomputed_erf_is_in_no_memory(specs):
+def test_memory_of_a_recomputed_exact_gelu(specs):
     planner = perceptron(biased(partial(jax.nn.gelu, approximate=False)), specs)
     off_bytes, _ = errors(planner, products_saved(planner.graph))
     assert abs(off_bytes) < 0.02
