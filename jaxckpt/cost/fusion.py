@@ -8,15 +8,16 @@ counted equation by equation. These rules mark the values that are materialised,
    the base of a scatter are in memory, too, or are same-size views of something in memory. A gather fuses: it computes
    the elements that it picks, and writes them in the order of a transposition that alone reads them. The reader of
    random bits draws them, by Threefry. A matrix product applies by itself what was done to each element of one array
-   and of broadcast arguments (relu, a scale, a bias).
+   and of broadcast arguments (relu, tanh, a scale, a bias).
 2. Results of the step are in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
    reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream
    `x + f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element
    (tanh, erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf`
-   is one instruction. A polynomial such as `erfc` that is computed in float32 of a narrower product with several axes
-   of rows has its operand in memory besides, unless a barrier stands between. A gather that picks each element of its
-   table k times reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
+   is one instruction. Matrix products do not count that apply the op themselves (rule 1), as they do with what passed a
+   barrier. A polynomial such as `erfc` that is computed in float32 of a narrower product with several axes of rows has
+   its operand in memory besides, unless a barrier stands between. A gather that picks each element of its table k times
+   reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
    unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
    that are added to `a` the second.
@@ -26,7 +27,10 @@ counted equation by equation. These rules mark the values that are materialised,
    it and every other reader go over the rows anyway. A result that is recomputed for a backward pass alone is not
    written either. Where a backward pass reads what is between the two reductions of a softmax, the kernel holds rows
    through both only if their length is a power of two, and they are short or many; else the exponentials are in memory,
-   and what reduces them or their gradient is a pass of its own. A kernel that holds rows draws no random bits
+   and what reduces them or their gradient is a pass of its own. The mean of a layer norm, a variance that is computed
+   with this mean, and the sums of their gradients are fused into every kernel that reads them: it has the rows anyway.
+   A variance by the mean of the squares is written for the backward pass, and so is the mean. A kernel that holds rows
+   adds up no columns: the gradient of a scale reads what such a kernel wrote. It draws no random bits either
    (`masked_rows`).
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
@@ -137,7 +141,7 @@ def fusion_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     rules = _with_folded(rules, forward)
     folded_if_unread = rules.rows.folded
-    held = frozenset(_run(rules, forward, ())[0].holding)
+    held = frozenset(_run(rules, forward, ())[0].rows.inside)
     expensive = frozenset(op for op in rules.expensive if held.isdisjoint(graph.ops[op].writes))
     rules = _with_folded(replace(rules, expensive=expensive), graph.ops)
     recomputed = _with_folded(rules, graph.ops, read_by_forward=False).rows.folded
@@ -192,8 +196,8 @@ def _holds(
 ) -> bool:
     """True if every kernel that reads a row reduction goes over the same large arrays, and can hold their rows.
 
-    A kernel may go over more arrays where it has the rows of the reduction's operand in any case: for a maximum, and in
-    a backward pass that alone reads the result.
+    A kernel may go over more arrays where it has the rows of the reduction's operand in any case: for a maximum, for a
+    layer norm, and in a backward pass that alone reads the result.
     """
     graph = rules.graph
     (result,) = graph.ops[op].writes
@@ -203,10 +207,12 @@ def _holds(
     readers = [producer for written in analysis.readers[result] if (producer := graph.producer[written]) is not None]
     if len(readers) < len(analysis.readers[result]):
         return False
-    may_read_more = graph.ops[op].primitive == "reduce_max"
+    may_read_more = graph.ops[op].primitive == "reduce_max" or op in rules.rows.statistics
     if not read_by_forward and op not in rules.after_forward:
         readers = [r for r in readers if r in rules.after_forward or r in rules.rows.row_reductions]
         may_read_more = True
+    if op in rules.rows.statistics:  # what columns are added up of is then in memory
+        readers = [r for r in readers if r not in rules.rows.column_sums]
     return all(
         (_large(reads[reader]) >= large if may_read_more else _large(reads[reader]) == large)
         and (reader in rules.rows.row_reductions or _is_per_element(graph, reader, reads[reader]))

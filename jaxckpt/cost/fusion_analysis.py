@@ -5,7 +5,7 @@ share a kernel follows from them. Read after `fusion_rules`; `fusion` and `kerne
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
@@ -42,6 +42,21 @@ class _FusedProduct(NamedTuple):
     def is_librarys(self) -> bool:
         """True if the library computes the product (rule 9)."""
         return self.only_adds or self.spare_bytes > 0
+
+
+@dataclass(slots=True)
+class HeldRows:
+    """The instances of a schedule that kernels compute which hold rows (rule 5).
+
+    Attributes:
+      figures: Results of the reductions in these kernels, and what is computed of those row by row.
+      inside: Instances so far that such a kernel computes and does not write.
+      added_up: Instances whose columns are added up.
+    """
+
+    figures: set[int] = field(default_factory=set)
+    inside: set[int] = field(default_factory=set)
+    added_up: set[int] = field(default_factory=set)
 
 
 class JoinedOperands(NamedTuple):
@@ -88,7 +103,7 @@ class FusionAnalysis:
       epilogue_ends: Instances that products write behind elementwise ops.
       library_results: Instances that a library writes itself, with a bias or a relu or without.
       inside_products: Results of these products, and of such ops before the last.
-      holding: Instances so far that are not in memory and inside a kernel that holds rows.
+      rows: What kernels that hold rows compute.
     """
 
     def __init__(
@@ -100,19 +115,17 @@ class FusionAnalysis:
         steps = self.joined.steps
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
-        self.holding: set[int] = set()
+        self.rows = HeldRows()
         self.picks: dict[int, int] = {}
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
-        self._per_row: set[int] = set()
-        """Row reductions that are fused into the kernels that read them, and what is computed of these alone."""
         self._loop: dict[int, int | None] = {}
         """For every instance that a step writes the loop in whose body; empty where the graph has no loops."""
-        self._materialise_required(steps, origin)
+        applied = self._materialise_required(steps, origin)
         self.sources: list[SourceBytes] = [{}] * len(self.size_bytes)
         for v in (*graph.inputs, *graph.constants):
             self.sources[v] = {v: self.size_bytes[v]}
-        self.readers = self._reading_kernels(steps)
+        self.readers = self._reading_kernels(steps, applied)
         self.siblings = self._expensive_siblings(steps)
 
     def run(self, step: Run) -> SourceBytes:
@@ -126,12 +139,14 @@ class FusionAnalysis:
         for instance in step.writes:
             own = _at_most(self.size_bytes[instance], reads) if splits else reads
             if instance not in materialised:
+                is_added_up = instance in self.rows.added_up and self.holds_rows(step)
                 has_readers = len(self.readers[instance]) > 1 or instance in self.picks
-                if not has_readers or instance in self.siblings or not self._is_cheaper_stored(op, instance, own):
+                is_inside = not has_readers or instance in self.siblings
+                if not is_added_up and (is_inside or not self._is_cheaper_stored(op, instance, own)):
                     sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else own
-                    is_folded = instance in self._per_row and op in self.rules.rows.row_reductions
-                    if is_folded or (self.holding and self.holds_rows(step)):
-                        self.holding.add(instance)
+                    is_folded = instance in self.rows.figures and op in self.rules.rows.row_reductions
+                    if is_folded or self.holds_rows(step):
+                        self.rows.inside.add(instance)
                     continue
                 materialised.add(instance)
             sources[instance] = {instance: self.size_bytes[instance]}
@@ -139,12 +154,12 @@ class FusionAnalysis:
 
     def holds_rows(self, step: Run) -> bool:
         """True if row reductions are fused into the kernel of a step."""
-        return bool(self.holding) and not self.holding.isdisjoint(step.reads)
+        return bool(self.rows.inside) and not self.rows.inside.isdisjoint(step.reads)
 
     def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
         """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
         kernels = min(_MANY, len(self.readers[instance]) + self.picks.get(instance, 0))
-        if op in self.rules.never_materialised or instance in self._per_row:
+        if op in self.rules.never_materialised or instance in self.rows.figures:
             return False
         is_expensive = bool(reads) and op in self.rules.expensive
         return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
@@ -168,8 +183,8 @@ class FusionAnalysis:
 
     ### What must be in memory
 
-    def _materialise_required(self, steps: Sequence[ScheduleStep], origin: Sequence[int]) -> None:
-        """Rules 1, 2, 4 to 8 and 10.
+    def _materialise_required(self, steps: Sequence[ScheduleStep], origin: Sequence[int]) -> set[int]:
+        """Rules 1, 2, 4 to 8 and 10; returns the results of expensive ops that matrix products apply, and their views.
 
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
         too, that a matrix product applies to what it loads.
@@ -181,9 +196,10 @@ class FusionAnalysis:
         read_later, read_by_clones = self._read_after_forward(steps), self._read_by_clones(steps)
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
-        has_joined, passed = bool(self.joined.operands), set[int]()
+        has_joined, passed, applied = bool(self.joined.operands), set[int](), set[int]()
+        figures = self.rows.figures
         has_masks = bool(rules.draws and rules.rows.row_reductions)
-        masked_rows = MaskedRows(rules, steps, origin, self._per_row) if has_masks else None
+        masked_rows = MaskedRows(rules, steps, origin, figures) if has_masks else None
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -194,12 +210,23 @@ class FusionAnalysis:
                 continue
             op = step.op
             if op in loaded_operands and step.writes[0] not in self.epilogue_ends:
-                loaded[step.writes[0]] = loaded[step.reads[loaded_operands[op]]]
+                source = loaded[step.reads[loaded_operands[op]]]
+                if op not in rules.expensive:
+                    loaded[step.writes[0]] = source
+                elif source in passed:
+                    loaded[step.writes[0]] = source
+                    applied.update(step.writes)
             if op in views:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
+                if step.reads[0] in figures:
+                    figures.update(step.writes)
+                if step.reads[0] in applied:
+                    applied.update(step.writes)
             else:
                 self._materialise_results(step, read_later, read_by_clones)
+            if op in rules.rows.column_sums:
+                self.rows.added_up.update(shown[i] for i in step.reads)
             if masked_rows is not None:
                 self.materialised.update(masked_rows.written(step, self.materialised))
             if op in rules.gathers:
@@ -211,6 +238,7 @@ class FusionAnalysis:
                     self.materialised.update(loaded[i] for i in joined.parts)
                 elif op not in rules.expensive or passed.isdisjoint(loaded[i] for i in step.reads):
                     self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
+        return applied
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
         """Rules 8 and 9: what products write behind elementwise ops, and what is before that in their kernels."""
@@ -238,6 +266,8 @@ class FusionAnalysis:
         before, ends, of_library = set[int](), set[int](), self.library_results
         applied, plain_results = set[int](), set[int]()
         """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
+        behind = set[int]()
+        """Results of barriers, and of elementwise ops behind these."""
         batched = set[int]()
         """Results of products with several batch axes."""
         fused: dict[int, _FusedProduct] = {}
@@ -245,12 +275,18 @@ class FusionAnalysis:
         shown_bytes: dict[int, int] = {}
         """For views of operands that an epilogue may read the bytes of what they show."""
         for step in reversed(needed):
-            if isinstance(step, Run) and (
-                step.op in loaded_operands or (step.op in views and step.reads[0] in applied)
-            ):
-                applied.update(step.writes)
+            if isinstance(step, Run) and step.op in loaded_operands:
+                source = step.reads[loaded_operands[step.op]]
+                if step.op not in rules.expensive or source in behind:
+                    applied.update(step.writes)
+                if source in behind:
+                    behind.update(step.writes)
+            elif isinstance(step, Run) and step.op in views:
+                applied.update(step.writes if step.reads[0] in applied else ())
+                behind.update(step.writes if step.reads[0] in behind else ())
             if not isinstance(step, Run) or step.op in given:
                 passed.update(step.writes)
+                behind.update(step.writes)
             elif step.op in products:
                 written[step.writes[0]] = len(written), step.loop
                 if step.op in several_batch_axes:
@@ -300,14 +336,19 @@ class FusionAnalysis:
     def _materialise_results(self, step: Run, read_later: set[int], read_by_clones: set[int]) -> None:
         """Rules 1, 4 to 6, for the results of an op; a row reduction is in memory or folded."""
         if step.op in self.rules.rows.row_reductions:
-            where = self._per_row if self._folds(step, read_later, read_by_clones) else self.materialised
+            where = self.rows.figures if self._folds(step, read_later, read_by_clones) else self.materialised
             where.add(step.writes[0])
         elif step.op in self.rules.products.with_epilogues and step.writes[0] in self.inside_products:
             return
         elif step.op in self.rules.writes_memory or self._stores_exponentials(step, read_later):
             self.materialised.update(step.writes)
-        elif step.reads and self._per_row.issuperset(step.reads):
-            self._per_row.update(step.writes)
+        elif self._computes_figures(step):
+            self.rows.figures.update(step.writes)
+
+    def _computes_figures(self, step: Run) -> bool:
+        """True if an op computes figures of rows of others, row by row."""
+        size_bytes, figures = self.size_bytes, self.rows.figures.intersection(step.reads)
+        return bool(figures) and max(size_bytes[i] for i in step.writes) <= max(size_bytes[i] for i in figures)
 
     def _folds(self, step: Run, read_later: set[int], read_by_clones: set[int]) -> bool:
         """Rule 5: True if a row reduction is fused into the kernels that read it."""
@@ -392,14 +433,15 @@ class FusionAnalysis:
                 self.materialised.difference_update(step.reads[p] for p in self.rules.needed_operands[step.op])
         return siblings
 
-    def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
+    def _reading_kernels(self, steps: Sequence[ScheduleStep], applied: set[int]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
 
-        Instances that are in memory have none here: rule 3 is for others.
+        Instances that are in memory have none here: rule 3 is for others. Those in `applied` have no matrix products
+        here that compute them.
         """
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         nothing: frozenset[int] = frozenset()
-        materialised, gathers = self.materialised, self.rules.gathers
+        materialised, gathers, dots = self.materialised, self.rules.gathers, self.rules.products.dots
         kernels = [nothing] * len(self.size_bytes)
         for step in reversed(steps):
             writing = nothing
@@ -408,7 +450,10 @@ class FusionAnalysis:
                 own = frozenset((instance,)) if is_written else kernels[instance]
                 writing = writing | own if writing else own
             is_gather = isinstance(step, Run) and step.op in gathers
+            applies = bool(applied) and isinstance(step, Run) and step.op in dots
             for instance in step.reads[1:] if is_gather else step.reads:  # of a table next to nothing is read
+                if applies and instance in applied:
+                    continue
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels

@@ -35,7 +35,7 @@ _EXPENSIVE = frozenset(
         "lgamma", "digamma",
     }
 )  # fmt: skip
-"""Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
+"""Elementwise ops that compilers do not run twice to save a write, but for matrix products; an exponential they do."""
 _POLYNOMIALS = frozenset({"erfc", "erf_inv", "lgamma", "digamma"})
 """Ops that become a polynomial in float32; their operand is used at many places of it."""
 _EPILOGUE = frozenset(
@@ -79,9 +79,11 @@ class RowRules:
 
     Attributes:
       nested_reductions: Reductions over complete rows that lie together: a kernel holds the rows through several.
-      row_reductions: Reductions over complete rows that lie together, used by what was reduced.
+      row_reductions: Reductions over complete rows that lie together, used by what was reduced; and `statistics`.
       stored_exponentials: Exponentials of a softmax that a backward pass finds in memory.
       separate_reductions: Reductions of stored exponentials, which are passes of their own.
+      statistics: Sums of layer norms, the mean and the variance, and of their gradients.
+      column_sums: Reductions over other axes, which no kernel that holds rows computes.
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
       folded_in_backward: Those that are fused where they are recomputed and only a backward pass reads their results.
@@ -92,6 +94,8 @@ class RowRules:
     row_reductions: Ops
     stored_exponentials: Ops
     separate_reductions: Ops
+    statistics: Ops
+    column_sums: Ops
     folded: Ops = frozenset()
     folded_if_unread: Ops = frozenset()
     folded_in_backward: Ops = frozenset()
@@ -401,8 +405,8 @@ def _needed(op: Op, *, fused: bool, polynomial: bool) -> tuple[int, ...]:
 
 
 def _loaded(graph: Graph, op: Op, derived: frozenset[int]) -> int | None:
-    """The only operand that is no broadcast of arguments, if the op is cheap and elementwise and keeps its size."""
-    if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _EXPENSIVE or len(op.writes) != 1:
+    """The only operand that is no broadcast of arguments; None if the op does not keep its size, or is a polynomial."""
+    if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _POLYNOMIALS or len(op.writes) != 1:
         return None
     size_bytes = graph.values[op.writes[0]].size_bytes
 
@@ -447,14 +451,50 @@ def _meets_its_operand(graph: Graph, op: Op) -> bool:
 def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
     reductions = [op for op in graph.ops if op.kind is Kind.REDUCTION]
     complete = [op for op in reductions if not layouts.reduces_strided_axes(op) and _is_row_reduction(graph, op)]
-    rows = frozenset(op.id for op in complete if _meets_its_operand(graph, op))
+    statistics = _statistics(graph, frozenset(op.id for op in complete if op.primitive == "reduce_sum"))
+    rows = statistics.union(op.id for op in complete if _meets_its_operand(graph, op))
     exponentials = _unheld_exponentials(graph, rows)
     return RowRules(
         nested_reductions=frozenset(op.id for op in complete),
         row_reductions=rows,
         stored_exponentials=exponentials,
         separate_reductions=_reductions_of(graph, exponentials),
+        statistics=statistics,
+        column_sums=frozenset(op.id for op in reductions).difference(op.id for op in complete),
     )
+
+
+def _statistics(graph: Graph, sums: Ops) -> Ops:
+    """Of some sums over rows those of layer norms, by a mean and a variance of what is left, and of their gradients.
+
+    The variance is a sum of what the mean went into. A sum of the backward pass is one of theirs if it adds up what
+    they went into. What a matrix product reads is in memory, and the sums behind it are others.
+    """
+    of_values: dict[int, Ops] = {}
+    """For each value the sums that went into it."""
+    before: dict[int, Ops] = {}
+    """For each sum those before it."""
+    for op in graph.ops:
+        went_into = frozenset[int]().union(*(of_values[v] for v in op.reads if v in of_values))
+        if op.id in sums:
+            shape = graph.values[op.writes[0]].shape
+            before[op.id] = frozenset(o for o in went_into if graph.values[graph.ops[o].writes[0]].shape == shape)
+            went_into = frozenset((op.id,))
+        elif op.kind not in (Kind.ELEMENTWISE, Kind.VIEW):
+            continue
+        for v in op.writes if went_into else ():
+            if all(graph.ops[reader].kind not in _NEEDS_MEMORY for reader in graph.readers[v]):
+                of_values[v] = went_into
+    pairs = ({op, *before[op]} for op in before if before[op] and graph.ops[op].phase is Phase.FORWARD)
+    found = frozenset[int]().union(*pairs)
+    identities = {_identity(graph.ops[op]) for op in found}  # XLA computes equal sums once
+    found |= {op for op in before if _identity(graph.ops[op]) in identities}
+    backward = {op for op in before if graph.ops[op].phase is Phase.BACKWARD}
+    return found | {op for op in backward if not before[op].isdisjoint(found)}
+
+
+def _identity(op: Op) -> tuple[str, str, tuple[int, ...]]:
+    return op.primitive, op.detail, tuple(op.reads)
 
 
 def _unheld_exponentials(graph: Graph, rows: Ops) -> Ops:
