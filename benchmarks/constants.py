@@ -150,7 +150,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "jaxckpt.cost.peak._SMALLEST_BYTES": _of(1, 2**16, 2**20),
     "jaxckpt.cost.heap._SMALLEST_SHARE": _of(2**-16, 2**-12, 2**-8),
     "jaxckpt.cost.fusion_rules._LONGEST_ROW": _of(2**13, 2**16, 2**19),
-    "jaxckpt.cost.fusion_rules._SHORT_ROW": _of(64, 256, 1024),
+    "jaxckpt.cost.fusion_rules._SHORT_ROW": _of(32, 64, 256),
     "jaxckpt.cost.fusion_rules._FEW_ROWS": _of(2**14, 2**16, 2**18),
     "jaxckpt.cost.shared_passes._POSTPONED_STEPS": _of(12, 48, 192),
     "jaxckpt.cost.shared_passes._COLUMN_SUMS": _of(1, 2, 4),

@@ -63,8 +63,9 @@ _KEEPS_VALUE = frozenset({"max", "min"})
 _LONGEST_ROW = 2**16
 """Elements of a row that one group of threads can hold. 2**13, 2**16 and 2**19 predict the same (`python -m
 benchmarks.constants`)."""
-_SHORT_ROW = 256
-"""Rows up to this length are held through two reductions however few they are. 64, 256 and 1024 predict the same."""
+_SHORT_ROW = 64
+"""Rows up to this length are held through two reductions however few they are: XLA of jax 0.12.0.1 holds 2**15 rows of
+64, and neither 2**16 rows of 128 nor 49,152 of 256."""
 _FEW_ROWS = 2**16
 """Longer rows are held where there are more than these. With 2**18 the median error of seconds is 4.9%, with 2**14 and
 2**16 it is 0.6% (`python -m benchmarks.constants`). The tests of `fusion` have shapes on either side of this and of

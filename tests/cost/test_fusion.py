@@ -150,7 +150,7 @@ def test_a_softmax_over_long_or_odd_rows_writes_its_exponentials(shape):
     assert {powers, total} <= fuse(graph).materialised
 
 
-@pytest.mark.parametrize("shape", [(64, 256), (2**16 + 1, 512)])
+@pytest.mark.parametrize("shape", [(64, 64), (2**16 + 1, 512)])
 def test_a_softmax_over_rows_that_a_kernel_holds_does_not(shape):
     powers, _, graph = softmax(shape)
     assert powers not in fuse(graph).materialised
