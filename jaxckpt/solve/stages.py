@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from jaxckpt.ir import Graph, Phase
+from jaxckpt.ir import Graph, GraphPlan, Phase
+from jaxckpt.schedule import Run, schedule
+from jaxckpt.schedule.argument_derived import argument_derived_values
 from jaxckpt.solve.problem import Problem
 
 StageStarts = tuple[int, ...]
@@ -93,6 +95,33 @@ def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
     """The forward ops of each stage."""
     bounds = (0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
     return tuple(graph.forward[begin:end] for begin, end in pairwise(bounds))
+
+
+def finer_stages(problem: Problem, plan: GraphPlan, starts: StageStarts) -> StageStarts:
+    """The stages of a plan, cut further at some ops: where no clone reads what a clone before the cut writes.
+
+    A compiler may start all clones of a stage at once, and then their results are live together. Clones on either side
+    of such a cut do not need each other, so a barrier there costs next to nothing. XLA took 901 MiB for a plan of
+    `equilibrium-2` of the battery in two stages, and takes 717 for it in six; 709 are predicted for both.
+    """
+    graph, derived = problem.graph, problem.graph.once(argument_derived_values)
+    position = {op: i for i, op in enumerate(graph.forward)}
+    runs = (step for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone)
+    clones = {step.op for step in runs if step.op in position}
+    begins, free, found = set(plan.stages), set(starts), list(plan.stages)
+    last_reader, cut, has_clones = -1, None, False
+    for i, op in enumerate(graph.forward):
+        if op in begins:
+            cut, has_clones = None, False
+        elif op in free and has_clones and last_reader < i:
+            cut = op
+        if op in clones and not derived.issuperset(graph.ops[op].writes):
+            if cut is not None:
+                found.append(cut)
+                cut = None
+            readers = (position[r] for v in graph.ops[op].writes for r in graph.readers[v] if r in clones)
+            last_reader, has_clones = max(last_reader, *readers, -1), True
+    return tuple(sorted(found))
 
 
 def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> dict[int, int]:

@@ -5,9 +5,9 @@ from itertools import combinations
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxckpt.ir import Phase
+from jaxckpt.ir import Phase, Recompute, Save
 from jaxckpt.solve import Problem
-from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, candidate_cuts, stage_index
+from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, candidate_cuts, finer_stages, stage_index
 from tests.graphs import RATES, Builder, graphs
 
 
@@ -103,3 +103,23 @@ def test_no_other_cut_under_the_limit_is_cheaper(pairs, limit):
     starts = range(1, len(needed))
     every = [(0, *cut) for k in range(len(needed)) for cut in combinations(starts, k)]
     assert cost(_cheapest_cut(needed, crossing, limit)) == min(map(cost, every))
+
+
+@pytest.mark.parametrize("reads_across", [False, True])
+def test_a_stage_is_cut_further_unless_a_clone_reads_another_across_the_cut(reads_across):
+    build = Builder()
+    first = build.op("dot_general", build.input(1000), size_bytes=1000)
+    activated = build.op("erfc", first, size_bytes=1000)
+    second = build.op("dot_general", activated, size_bytes=1000)
+    others = (activated,) if reads_across else ()
+    last = build.op("erfc", second, *others, size_bytes=1000)
+    output = cotangent = build.op("dot_general", last, size_bytes=1000)
+    for value in (last, activated):
+        cotangent = build.op("dot_general", value, cotangent, size_bytes=1000, phase=Phase.BACKWARD)
+    graph = build.graph(cotangent)
+    problem = Problem(graph=graph, rates=RATES)
+    decisions = {first: Save(), second: Save(), activated: Recompute(), last: Recompute()}
+    plan = problem.plan(decisions, (0,), "by hand")
+    start = graph.producer[last]
+    assert finer_stages(problem, plan, (start,)) == ((0,) if reads_across else (0, start))
+    assert finer_stages(problem, plan, (graph.producer[output],)) == (0,), "no clone is behind the cut"
