@@ -212,7 +212,7 @@ def _holds(
         readers = [r for r in readers if r in rules.after_forward or r in rules.rows.row_reductions]
         may_read_more = True
     if op in rules.rows.statistics:  # what columns are added up of is then in memory
-        readers = [r for r in readers if r not in rules.rows.column_sums]
+        readers = [r for r in readers if r not in rules.rows.column_reductions]
     return all(
         (_large(reads[reader]) >= large if may_read_more else _large(reads[reader]) == large)
         and (reader in rules.rows.row_reductions or _is_per_element(graph, reader, reads[reader]))

@@ -225,7 +225,7 @@ class FusionAnalysis:
                     applied.update(step.writes)
             else:
                 self._materialise_results(step, read_later, read_by_clones)
-            if op in rules.rows.column_sums:
+            if op in rules.rows.column_reductions:
                 self.rows.added_up.update(shown[i] for i in step.reads)
             if masked_rows is not None:
                 self.materialised.update(masked_rows.written(step, self.materialised))

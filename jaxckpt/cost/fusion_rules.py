@@ -84,7 +84,7 @@ class RowRules:
       stored_exponentials: Exponentials of a softmax that a backward pass finds in memory.
       separate_reductions: Reductions of stored exponentials, which are passes of their own.
       statistics: Sums of layer norms, the mean and the variance, and of their gradients.
-      column_sums: Reductions over other axes, which no kernel that holds rows computes.
+      column_reductions: Reductions over other axes, which no kernel that holds rows computes.
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
       folded_in_backward: Those that are fused where they are recomputed and only a backward pass reads their results.
@@ -96,7 +96,7 @@ class RowRules:
     stored_exponentials: Ops
     separate_reductions: Ops
     statistics: Ops
-    column_sums: Ops
+    column_reductions: Ops
     folded: Ops = frozenset()
     folded_if_unread: Ops = frozenset()
     folded_in_backward: Ops = frozenset()
@@ -461,7 +461,7 @@ def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
         stored_exponentials=exponentials,
         separate_reductions=_reductions_of(graph, exponentials),
         statistics=statistics,
-        column_sums=frozenset(op.id for op in reductions).difference(op.id for op in complete),
+        column_reductions=frozenset(op.id for op in reductions).difference(op.id for op in complete),
     )
 
 
