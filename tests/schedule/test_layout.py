@@ -12,7 +12,7 @@ from jaxckpt.schedule.layout import Layouts
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, Builder
 
-BATCH, SEQUENCE, GROUPS, HEADS, WIDTH = 2, 256, 2, 4, 16
+BATCH, SEQUENCE, GROUPS, HEADS, WIDTH = 64, 256, 2, 4, 16
 SCORES_BYTES = BATCH * GROUPS * HEADS * SEQUENCE**2 * 2
 
 
