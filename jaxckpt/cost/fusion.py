@@ -11,13 +11,13 @@ counted equation by equation. These rules mark the values that are materialised,
    and of broadcast arguments (relu, tanh, a scale, a bias).
 2. Results of the step are in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
-   reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream
-   `x + f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element
-   (tanh, erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf`
-   is one instruction. Matrix products do not count that apply the op themselves (rule 1), as they do with what passed a
-   barrier. A polynomial such as `erfc` that is computed in float32 of a narrower product with several axes of rows has
-   its operand in memory besides, unless a barrier stands between. A gather that picks each element of its table k times
-   reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
+   reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream `x +
+   f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element (tanh,
+   erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf` is one
+   instruction. Matrix products do not count that apply the op themselves (rule 1), as they do unless another product
+   has computed its operand. A polynomial such as `erfc` that is computed in float32 of a narrower product with several
+   axes of rows has its operand in memory besides, unless a barrier stands between. A gather that picks each element of
+   its table k times reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
    unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
    that are added to `a` the second.

@@ -197,7 +197,8 @@ class FusionAnalysis:
         has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         has_joined, passed, applied = bool(self.joined.operands), set[int](), set[int]()
-        figures = self.rows.figures
+        figures, products = self.rows.figures, set[int]()
+        contractions = dots | rules.products.library.keys()
         has_masks = bool(rules.draws and rules.rows.row_reductions)
         masked_rows = MaskedRows(rules, steps, origin, figures) if has_masks else None
         for step in steps:
@@ -213,12 +214,14 @@ class FusionAnalysis:
                 source = loaded[step.reads[loaded_operands[op]]]
                 if op not in rules.expensive:
                     loaded[step.writes[0]] = source
-                elif source in passed:
+                elif source not in products:
                     loaded[step.writes[0]] = source
                     applied.update(step.writes)
             if op in views:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
+                if step.reads[0] in products:
+                    products.update(step.writes)
                 if step.reads[0] in figures:
                     figures.update(step.writes)
                 if step.reads[0] in applied:
@@ -231,6 +234,8 @@ class FusionAnalysis:
                 self.materialised.update(masked_rows.written(step, self.materialised))
             if op in rules.gathers:
                 self._count_picks(step, shown[step.reads[0]])
+            if op in contractions:
+                products.update(step.writes)
             if needed_operands[op]:
                 needed = loaded if op in dots else shown
                 if has_joined and (joined := self.joined.of(step)) is not None:
@@ -249,6 +254,7 @@ class FusionAnalysis:
         library, library_epilogues = rules.products.library, rules.products.library_epilogues
         several_batch_axes, repeating = rules.products.several_batch_axes, rules.products.repeating
         plain, loaded_operands = rules.products.plain, rules.products.loaded_operands
+        contractions = rules.products.dots | library.keys()
         readers, needed = [0] * len(size_bytes), list[ScheduleStep]()
         for instance in outputs:
             readers[instance] += 1
@@ -266,8 +272,8 @@ class FusionAnalysis:
         before, ends, of_library = set[int](), set[int](), self.library_results
         applied, plain_results = set[int](), set[int]()
         """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
-        behind = set[int]()
-        """Results of barriers, and of elementwise ops behind these."""
+        of_products = set[int]()
+        """Results of products, and of elementwise ops behind these."""
         batched = set[int]()
         """Results of products with several batch axes."""
         fused: dict[int, _FusedProduct] = {}
@@ -277,16 +283,17 @@ class FusionAnalysis:
         for step in reversed(needed):
             if isinstance(step, Run) and step.op in loaded_operands:
                 source = step.reads[loaded_operands[step.op]]
-                if step.op not in rules.expensive or source in behind:
+                if step.op not in rules.expensive or source not in of_products:
                     applied.update(step.writes)
-                if source in behind:
-                    behind.update(step.writes)
+                if source in of_products:
+                    of_products.update(step.writes)
             elif isinstance(step, Run) and step.op in views:
                 applied.update(step.writes if step.reads[0] in applied else ())
-                behind.update(step.writes if step.reads[0] in behind else ())
+                of_products.update(step.writes if step.reads[0] in of_products else ())
+            elif isinstance(step, Run) and step.op in contractions:
+                of_products.update(step.writes)
             if not isinstance(step, Run) or step.op in given:
                 passed.update(step.writes)
-                behind.update(step.writes)
             elif step.op in products:
                 written[step.writes[0]] = len(written), step.loop
                 if step.op in several_batch_axes:

@@ -46,8 +46,8 @@ def place(planned, tmp_path, monkeypatch):
 
 
 def test_progress_says_which_attempt_what_is_wanted_and_what_came(place):
-    said = shell("--budget", "8MiB").stderr
-    assert re.search(r"attempt 1 of at most 8 \(\S+: [\d.]+ MiB predicted for a budget of 8 MiB\): compiling", said)
+    said = shell("--budget", "6MiB").stderr
+    assert re.search(r"attempt 1 of at most 8 \(\S+: [\d.]+ MiB predicted for a budget of 6 MiB\): compiling", said)
     assert re.search(r"attempt 2 of at most 8 \(.*, the last took [\d.]+ MiB\): compiling", said)
 
 

@@ -83,9 +83,9 @@ def test_a_rule_finds_its_ops(rule, expected):
         ("row_reductions", columns, set()),
         ("row_reductions", softmax, {"reduce_max", "reduce_sum"}),
         ("stored_exponentials", softmax, {"exp"}),
-        ("stored_exponentials", lambda: softmax(128), set()),
+        ("stored_exponentials", lambda: softmax(64), set()),
         ("separate_reductions", softmax, {"reduce_sum"}),
-        ("separate_reductions", lambda: softmax(128), set()),
+        ("separate_reductions", lambda: softmax(64), set()),
     ],
 )
 def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
