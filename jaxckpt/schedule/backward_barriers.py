@@ -27,10 +27,12 @@ class BackwardBarriers:
 
     Attributes:
       renamed_for: Ops before which casts ran again: what was read for them before is out of date.
+      weights: For weights that passed a barrier of their stage the instance that the backward reads (see `passing`).
     """
 
     def __init__(self, graph: Graph, writer: StepWriter):
         self.renamed_for: set[int] = set()
+        self.weights: dict[int, int] = {}
         self._graph, self._writer = graph, writer
         self._outputs = frozenset(graph.outputs)
         self._results = dict(graph.once(_forward_results))

@@ -18,7 +18,7 @@ from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_bro
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.components import connected_components
 from jaxckpt.schedule.initialisers import initialiser_dependencies
-from jaxckpt.schedule.passing import GradAccumulators
+from jaxckpt.schedule.passing import GradAccumulators, weights_of_stages
 from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.updates import UpdateRunner
@@ -134,6 +134,7 @@ class Recomputation:
             self._dropped_of[self._stage_of(value)].append(value)
         self._unopened: dict[tuple[int, int, int | None], dict[int, list[int]]] = {}
         """By stage, visit and body, for each value that is recomputed in a group which is not open yet, the group."""
+        self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
         self._last_readers = 0, 0
         """The readers of the last two barriers that small gradients passed (rule 9), the earlier one first."""
 
@@ -192,6 +193,8 @@ class Recomputation:
         """The instance of a value that an op after the forward pass reads, or a clone for it."""
         if value in self._transfers.values:
             return self._transfers.loaded(value, reader)
+        if value in self._barriers.weights and self._graph.ops[reader].phase is Phase.BACKWARD:
+            return self._barriers.weights[value]
         if self._availability.is_available(value, self._writer.loop):
             return self._writer.current[value]
         return self._sliced(value, reader) if value in self._graph.slices else self._recomputed(value, reader)
@@ -338,8 +341,16 @@ class Recomputation:
                 sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
             elif passing:
                 sums += self._transfers.results_before_stage(reader)
-            passed = self._barriers.pass_on(tuple(instances.values()), sums, reader=reader, why="recompute")
-            instances = dict(zip(instances, passed, strict=True))
+            stage = self._stage_of(graph.ops[max(ops)].writes[0])
+            of_stage = self.weights.get(stage, ()) if passing else ()
+            weights = set(of_stage).difference(repeated, self._barriers.weights)
+            others = sorted(weights.difference(instances))
+            passed = self._barriers.pass_on(
+                (*instances.values(), *(writer.current[v] for v in others)), sums, reader=reader, why="recompute"
+            )
+            all_passed = dict(zip((*instances, *others), passed, strict=True))
+            instances = {v: all_passed[v] for v in instances}
+            self._barriers.weights.update((v, all_passed[v]) for v in weights)
         clones.instances.update(instances)
 
     def _sums_passing(self, reader: int) -> list[int]:

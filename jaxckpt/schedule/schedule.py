@@ -191,7 +191,8 @@ class _Scheduler:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
         sums = self.recomputation.accumulators.passing if self.dropped else ()
         in_bodies = () if self.body_gradients is None else self.body_gradients.values
-        changed = chain(self.pinned, self.dropped, sums, in_bodies)
+        weights = chain.from_iterable(self.recomputation.weights.values())
+        changed = chain(self.pinned, self.dropped, sums, in_bodies, weights)
         readers = {op for v in changed for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
 

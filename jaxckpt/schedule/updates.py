@@ -6,10 +6,9 @@ pass the barriers of stages and of loads. They take no memory of their own: the 
 start, that of the old parameters where these are donated.
 
 Where the backward reads a parameter behind its gradient, the update waits for that: a compiler that runs the update in
-place first copies the parameter, or writes the new one elsewhere and copies it at the end. So the gradient passes a
-barrier with what the backward made of the parameter, and with the cotangent that the backward goes on with. A plan of
-an LSTM took 852.5 MiB, and takes 833.0 (830.5 predicted for both); one of a mixture of experts took 4,534 MiB, and
-takes 4,230 in 0.98 times the seconds.
+place first copies the parameter. So the gradient passes a barrier with what the backward made of the parameter. Not of
+a parameter that passes the barrier of a stage (see `passing`): its copy is short, and the gradient takes as much.
+A plan of an LSTM took 852.5 MiB, and takes 833.0 (830.5 predicted for both).
 
 A load waits for what the backward has finished (rule 2 of `transfers`). A gradient that passes the load's barrier is in
 memory until behind it, and XLA's latency-hiding scheduler runs the update wherever a copy is to be hidden. A decoder of
@@ -133,8 +132,9 @@ class UpdateRunner:
         return [*written, *self._run(ready, reader)]
 
     def _last_reads(self, update: int) -> list[int]:
-        """The ops of the backward that an update waits for: the last readers of the parameters that it reads."""
-        return list(self._graph.once(EarlyUpdates).read_by_backward.get(update, {}).values())
+        """The ops of the backward that an update waits for: the last readers of parameters that pass no barrier."""
+        read = self._graph.once(EarlyUpdates).read_by_backward.get(update, {})
+        return [op for parameter, op in read.items() if parameter not in self._barriers.weights]
 
     def _behind(self, ops: set[int], among: Collection[int]) -> set[int]:
         """Some updates with those of others that read what they write."""
@@ -145,7 +145,7 @@ class UpdateRunner:
         return found
 
     def _order_behind_reads(self, ready: Collection[int], reader: int) -> None:
-        """Passes gradients through a barrier with the frontier, and what the backward made of their parameters.
+        """Passes gradients through a barrier with what the backward made of the parameters, where that is still read.
 
         A compiler drops operands of a barrier that nobody reads behind it.
         """
@@ -155,7 +155,7 @@ class UpdateRunner:
         made = {v for v in made if any(op >= reader for op in graph.readers[v])}
         needed = graph.once(EarlyUpdates).with_needed((op for op, ops in waiting.items() if ops), known=self.done)
         gradients = {v for op in needed for v in graph.ops[op].reads if self._is_gradient(v)}
-        if gradients:
+        if made and gradients:
             self._barriers.pass_on((), sorted(made | gradients), reader=reader, why="recompute")
 
     def _is_gradient(self, value: int) -> bool:

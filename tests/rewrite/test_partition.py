@@ -118,8 +118,9 @@ def test_gradients_are_equal_and_gathered_in_the_backward(step, decision):
 
 
 def gathers(text):
-    """The name stacks of the all-gathers in a program."""
-    return re.findall(r'all-gather(?:-start)?\(.*?op_name="([^"]*)"', text)
+    """For each array that a program gathers a name stack; XLA may gather several at once, under one name."""
+    found = re.findall(r'all-gather(?:-start)?\(([^)]*)\).*?op_name="([^"]*)"', text)
+    return [name for operands, name in found for _ in range(operands.count("%"))]
 
 
 KINDS = [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")]

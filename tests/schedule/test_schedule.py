@@ -329,6 +329,30 @@ def test_a_gradient_passes_a_barrier_as_the_view_that_is_read_later():
     assert gradient in passed and product not in passed
 
 
+@pytest.mark.parametrize("donated", [True, False])
+def test_the_backward_reads_a_weight_that_is_updated_in_place_behind_the_barrier_of_its_stage(donated):
+    """XLA copies such a weight; without the barrier the copy begins with the step."""
+    build = Builder()
+    x, up, down = build.input(4000), build.input(4000), build.input(4000)
+    hidden = build.op("dot_general", x, up, size_bytes=4000)
+    out = build.op("dot_general", hidden, down, size_bytes=4000)
+    cotangent = build.op("mul", out, size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("dot_general", cotangent, hidden, size_bytes=4000, phase=Phase.BACKWARD)
+    into_hidden = build.op("dot_general", cotangent, down, size_bytes=4000, phase=Phase.BACKWARD)
+    updated = build.op("sub", down, gradient, size_bytes=4000, phase=Phase.UPDATE)
+    graph = build.graph(into_hidden, updated, donated=[down] if donated else [])
+    laid_out = schedule(graph, plan_of(graph, drop=[hidden], save=[out]))
+    check_order(graph, laid_out)
+    barrier = next(step for step in laid_out.steps if isinstance(step, Barrier) and step.is_in_backward)
+    assert (down in barrier.reads) is donated
+    of_backward, of_update = (
+        next(step for step in laid_out.steps if isinstance(step, Run) and step.op == graph.producer[written])
+        for written in (into_hidden, updated)
+    )
+    assert (down in of_backward.reads) is not donated
+    assert down in of_update.reads
+
+
 def test_a_barrier_waits_for_no_value_that_is_read_no_more():
     """XLA drops operands of a barrier that nobody reads behind it: the trigger is the end of the chain."""
     build = Builder()

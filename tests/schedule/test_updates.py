@@ -96,12 +96,7 @@ def test_an_update_waits_for_the_backward_to_read_its_parameter():
     assert len(stages) == 1, "the new parameter passes the barrier of the stage behind it"
 
 
-def test_an_update_waits_where_the_backward_reads_no_longer_what_it_made_of_the_parameter():
-    """Then it waits for the cotangent that was computed of that, the trigger of the barrier."""
-    gradient, before, new, laid_out = headed(drop_in_stage_of_head=True)
-    ordering = next(step for step in laid_out.steps if isinstance(step, Barrier) and gradient in step.reads)
-    update = next(step for step in laid_out.steps if isinstance(step, Run) and new in step.writes)
-    assert update.reads[1] in ordering.writes
-    steps = list(laid_out.steps)
-    reader = next(step for step in steps if isinstance(step, Run) and before in step.writes)
-    assert steps.index(reader) < steps.index(ordering)
+def test_an_update_does_not_wait_where_the_parameter_passes_the_barrier_of_its_stage():
+    gradient, _, new, laid_out = headed(drop_in_stage_of_head=True)
+    assert all(gradient not in step.reads for step in laid_out.steps if isinstance(step, Barrier))
+    assert any(new in step.reads for step in laid_out.steps if isinstance(step, Barrier))
