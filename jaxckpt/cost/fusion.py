@@ -14,10 +14,11 @@ counted equation by equation. These rules mark the values that are materialised,
    reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream `x +
    f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element (tanh,
    erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf` is one
-   instruction. Matrix products do not count that apply the op themselves (rule 1), as they do unless another product
-   has computed its operand. A polynomial such as `erfc` that is computed in float32 of a narrower product with several
-   axes of rows has its operand in memory besides, unless a barrier stands between. A gather that picks each element of
-   its table k times reads it as k kernels do: the nodes of a graph with many edges are in memory, not the messages.
+   instruction. A matrix product that applies the op itself (rule 1) does not count as a reader; it does so unless
+   another product has computed the op's operand. A polynomial such as `erfc` that is computed in float32 of a narrower
+   product with several axes of rows has its operand in memory besides, unless a barrier stands between. A gather that
+   picks each element of its table k times reads it as k kernels do: the nodes of a graph with many edges are in memory,
+   not the messages.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
    unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
    that are added to `a` the second.

@@ -46,7 +46,7 @@ class _FusedProduct(NamedTuple):
 
 @dataclass(slots=True)
 class HeldRows:
-    """The instances of a schedule that kernels compute which hold rows (rule 5).
+    """Instances of one schedule that kernels compute while they hold rows (rule 5).
 
     Attributes:
       figures: Results of the reductions in these kernels, and what is computed of those row by row.
@@ -198,7 +198,7 @@ class FusionAnalysis:
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         has_joined, passed, applied = bool(self.joined.operands), set[int](), set[int]()
         figures, products = self.rows.figures, set[int]()
-        contractions = dots | rules.products.library.keys()
+        library = rules.products.library
         has_masks = bool(rules.draws and rules.rows.row_reductions)
         masked_rows = MaskedRows(rules, steps, origin, figures) if has_masks else None
         for step in steps:
@@ -234,7 +234,7 @@ class FusionAnalysis:
                 self.materialised.update(masked_rows.written(step, self.materialised))
             if op in rules.gathers:
                 self._count_picks(step, shown[step.reads[0]])
-            if op in contractions:
+            if op in dots or op in library:
                 products.update(step.writes)
             if needed_operands[op]:
                 needed = loaded if op in dots else shown
@@ -253,8 +253,7 @@ class FusionAnalysis:
         views, given = rules.products.views, rules.products.given
         library, library_epilogues = rules.products.library, rules.products.library_epilogues
         several_batch_axes, repeating = rules.products.several_batch_axes, rules.products.repeating
-        plain, loaded_operands = rules.products.plain, rules.products.loaded_operands
-        contractions = rules.products.dots | library.keys()
+        plain, dots, loaded_operands = rules.products.plain, rules.products.dots, rules.products.loaded_operands
         readers, needed = [0] * len(size_bytes), list[ScheduleStep]()
         for instance in outputs:
             readers[instance] += 1
@@ -290,7 +289,7 @@ class FusionAnalysis:
             elif isinstance(step, Run) and step.op in views:
                 applied.update(step.writes if step.reads[0] in applied else ())
                 of_products.update(step.writes if step.reads[0] in of_products else ())
-            elif isinstance(step, Run) and step.op in contractions:
+            elif isinstance(step, Run) and (step.op in dots or step.op in library):
                 of_products.update(step.writes)
             if not isinstance(step, Run) or step.op in given:
                 passed.update(step.writes)
@@ -353,7 +352,7 @@ class FusionAnalysis:
             self.rows.figures.update(step.writes)
 
     def _computes_figures(self, step: Run) -> bool:
-        """True if an op computes figures of rows of others, row by row."""
+        """True if an op computes a figure for each row from other figures of rows."""
         size_bytes, figures = self.size_bytes, self.rows.figures.intersection(step.reads)
         return bool(figures) and max(size_bytes[i] for i in step.writes) <= max(size_bytes[i] for i in figures)
 

@@ -495,7 +495,7 @@ def _statistics(graph: Graph, sums: Ops) -> Ops:
 
 
 def _identity(op: Op) -> tuple[str, str, tuple[int, ...]]:
-    return op.primitive, op.detail, tuple(op.reads)
+    return op.primitive, op.detail, op.reads
 
 
 def _unheld_exponentials(graph: Graph, rows: Ops) -> Ops:

@@ -27,9 +27,8 @@ from jaxckpt.solve.stages import StageStarts, boundaries, finer_stages
 
 _TEMP_BYTES, _STEP_S = attrgetter("predicted.temp_bytes"), attrgetter("predicted.step_s")
 
-_MOST = 1.02
-"""Finer stages may take so many times the predicted seconds: mostly they take 1.00 times, and 1.01 times if cotangents
-that a kernel would hand on are then in memory."""
+_MOST_SLOWER = 1.02
+"""Finer stages may take so many times the predicted seconds: a cotangent that a kernel would hand on may be written."""
 
 _Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLink | None]
 
@@ -97,7 +96,9 @@ class OptimalSolver:
         finer = self.problem.plan(plan.decisions, stages, plan.strategy)
         is_smaller = _TEMP_BYTES(finer) <= _TEMP_BYTES(plan)
         return (
-            _bounded(finer, plan.predicted.bound_s) if is_smaller and _STEP_S(finer) <= _MOST * _STEP_S(plan) else plan
+            _bounded(finer, plan.predicted.bound_s)
+            if is_smaller and _STEP_S(finer) <= _MOST_SLOWER * _STEP_S(plan)
+            else plan
         )
 
     def _improved(self, plans: Sequence[GraphPlan], temp_budget_bytes: int) -> GraphPlan:
