@@ -317,7 +317,7 @@ class Planner:
     @cached_property
     def simple_rules(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of the rules that people write by hand, and of `jax.checkpoint` around each stage of the best cuts."""
-        plans = list(self.solver.cut_minima.near_least)
+        plans = [*self.solver.cut_minima.near_least, *self.solver.cut_minima.near_least_unshared]
         for rule in _SIMPLE_RULES:
             with suppress(PolicyError):  # the step has nothing that the rule is for
                 plans.append(solve(self.problem, rule))

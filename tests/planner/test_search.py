@@ -9,10 +9,11 @@ from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.ir import Offload
-from jaxckpt.planner.candidate_pool import CandidatePool
+from jaxckpt.planner.candidate_pool import Candidate, CandidatePool, Generator
 from jaxckpt.planner.generators import Alternatives, NearMisses, SimpleRules, SolverPlans, SplitLoops
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
+from jaxckpt.planner.search import _MISSES, BudgetSearch
 from jaxckpt.solve import OptimalSolver, solve
 from jaxckpt.solve.effort import Effort, with_default_effort
 from tests.planner.solved import not_compiled
@@ -129,6 +130,27 @@ def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
     assert plan.predicted.step_s == min(each.predicted.step_s for each in fitting)
     assert plan.footprint.total_bytes == rule.predicted.total_bytes
     assert planner_of().plan(budget=rule.predicted.total_bytes).strategy == "optimal"
+
+
+def test_a_generator_whose_plans_are_too_large_comes_after_others():
+    """Its next plan should be faster than that of a rule, and was expected to fit each time before."""
+    planner = planner_of(lambda plan: 3.0 if plan.strategy == "optimal" else 1.0)
+    rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    limit_bytes = rule.predicted.total_bytes
+    plans = list(dict.fromkeys(planner.solver.solve(rule.predicted.temp_bytes * share // 8) for share in range(8, 16)))
+    assert len(plans) > _MISSES
+
+    class Proposed(Generator):
+        def __init__(self, plans, step_s):
+            self.plans, self.step_s = plans, step_s
+
+        def fastest(self, pool):
+            return (Candidate(plan, limit_bytes, self.step_s) for plan in self.plans)
+
+    generators = [Proposed(plans, 1.0), Proposed([rule], 2.0)]
+    search = BudgetSearch(planner, limit_bytes, limit_bytes, generators, most=_MISSES + 1)
+    assert search.run().footprint.total_bytes == limit_bytes
+    assert [each.strategy for each in search.attempts] == ["optimal"] * _MISSES + [rule.strategy]
 
 
 def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():
