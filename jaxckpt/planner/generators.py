@@ -268,7 +268,7 @@ def generators_for(planner: "Planner") -> list[Generator]:
     if planner.host_state_solver is not None:
         from jaxckpt.planner.host_state import HostStatePlans  # few planners need it
 
-        found.append(HostStatePlans(planner.host_state_solver))
+        found += map(HostStatePlans, planner.host_state_solver.apart)
     return [*found, NearMisses(solver), SimpleRules()]
 
 

@@ -41,6 +41,11 @@ class HostStateSolver:
         self._known: dict[tuple[GraphPlan, tuple[int, ...]], GraphPlan] = {}
 
     @cached_property
+    def apart(self) -> "tuple[HostStateSolver, ...]":
+        """One such solver for each of the solvers: copies may delay the plans of one more than those of another."""
+        return tuple(HostStateSolver(self._planner, (solver,)) for solver in self._solvers)
+
+    @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:
         """Arguments that may be in host memory together, by value id; () where the step has no such state."""
         graph, most_bytes = self._planner.graph, self._planner.problem.offloading.most_host_bytes
@@ -99,7 +104,7 @@ class HostStateSolver:
 
 
 class HostStatePlans(Generator):
-    """Plans with optimiser state in host memory."""
+    """Plans of one solver with optimiser state in host memory."""
 
     def __init__(self, solver: HostStateSolver):
         self._solver = solver

@@ -278,14 +278,16 @@ class Planner:
     @cached_property
     def chunk_solver(self) -> "ChunkSolver | None":
         """The solver for plans with rows in pieces; None unless that is allowed, and the step has such rows."""
-        if "chunk" not in self.options.allow:
-            return None
+        return self._in_pieces(self.solver) if "chunk" in self.options.allow else None
+
+    def _in_pieces(self, solver: OptimalSolver) -> "ChunkSolver | None":
+        """A solver for rows in pieces, from that of the step with its rows together; None if it has no such rows."""
         from jaxckpt.planner.chunking import ChunkSolver  # training jobs, and planners without it, do not load it
 
         self._say("looking for rows that can run in pieces")
         with collector_paused():
-            solver = ChunkSolver(self.traced, self.solver)
-            return solver if solver.can_divide else None
+            found = ChunkSolver(self.traced, solver)
+            return found if found.can_divide else None
 
     @property
     def min_memory_chunks(self) -> tuple[ir.GraphPlan, ...]:
@@ -294,12 +296,19 @@ class Planner:
 
     @cached_property
     def host_state_solver(self) -> "HostStateSolver | None":
-        """The solver for plans with optimiser state in host memory; None unless that is allowed, and there is some."""
+        """The solver for plans with optimiser state in host memory; None unless that is allowed, and there is some.
+
+        No residual moves beside the state, whose copies take the link to the host: of a decoder of width 4,096 with
+        both XLA made 522 ms where 482 were predicted, and with the state alone 495.
+        """
         if "state" not in self.options.allow or self.target.platform == "cpu":
             return None
         from jaxckpt.planner.host_state import HostStateSolver  # few planners need it
 
-        solvers = (self.recompute_only if self.problem.may_move else self.solver, self.chunk_solver)
+        solvers: tuple[BudgetSolver | None, ...] = self.solver, self.chunk_solver
+        if self.problem.may_move:
+            in_pieces = None if self.chunk_solver is None else self._in_pieces(self.recompute_only)
+            solvers = self.recompute_only, in_pieces
         found = HostStateSolver(self, [solver for solver in solvers if solver is not None])
         return found if found.choices else None
 

@@ -14,12 +14,14 @@ from jaxckpt._errors import PlanMismatchError, UnknownStrategyError, Verificatio
 from jaxckpt.planner import verify_plan
 from jaxckpt.planner.candidate_pool import CandidatePool
 from jaxckpt.planner.frontier_search import frontier_of
-from jaxckpt.planner.generators import SolverPlans
+from jaxckpt.planner.generators import SolverPlans, generators_for
+from jaxckpt.planner.host_state import HostStatePlans
 from jaxckpt.planner.limits import Limits
 from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite.agreement import digest
 from jaxckpt.solve import solve
 from jaxckpt.verifier import Tolerance, Verification, difference
+from tests.planner import test_chunking
 from tests.planner.test_batches import FakePlanner, modelled  # noqa: F401
 from tests.planner.test_planner import needs_compiler
 
@@ -186,6 +188,42 @@ def test_plans_without_state_on_the_host_are_asked_for_as_if_none_could_have_any
         assert pool.best is None
         questions.append(pool.question(plans, pool.error(plans)))
     assert questions[0] == questions[1]
+
+
+@pytest.fixture(scope="module")
+def allowed_all(no_local_search):
+    """A planner of a decoder that may decide all, with a link to the host on which copies take next to no time."""
+
+    def trained(weights, state, tokens):
+        value, gradients = jax.value_and_grad(test_chunking.decoder_loss)(weights, tokens)
+        changes, state = OPTIMISER.update(gradients, state, weights)
+        return optax.apply_updates(weights, changes), state, value
+
+    weights, tokens = test_chunking.ARGS
+    arguments = weights, jax.eval_shape(OPTIMISER.init, weights), tokens
+    link = jaxckpt.Offloading(bandwidth_bytes_per_s=1e15, min_bytes=1)
+    allow = ("recompute", "chunk", "offload", "state")
+    return FakePlanner(trained, *arguments, target="h200", donate_argnums=(0, 1), allow=allow, offload=link)
+
+
+def test_plans_with_state_on_the_host_have_candidates_with_rows_together_and_in_pieces(allowed_all):
+    """What one of the two takes as compiled says little of the other."""
+    most_bytes = max(plan.predicted.total_bytes for plan in allowed_all.host_state_solver.min_memory_plans)
+    pool = CandidatePool(allowed_all, most_bytes, Limits())
+    state = [generator for generator in generators_for(allowed_all) if isinstance(generator, HostStatePlans)]
+    found = [[candidate.plan for candidate in generator.fastest(pool)] for generator in state]
+    assert [len(plans) for plans in found] == [1, 1]
+    assert {bool(plan.row_chunks) for (plan,) in found} == {True, False}
+
+
+def test_no_residual_moves_beside_state_on_the_host(allowed_all):
+    """Not in plans of rows in pieces either, and however fast the link to the host would be."""
+    made = allowed_all
+    least = min(made.host_state_solver.min_memory_plans, key=lambda plan: plan.predicted.total_bytes)
+    assert least.row_chunks
+    for plan in (least, made.host_state_solver.solve(int(1.05 * least.predicted.total_bytes))):
+        assert plan.host_arguments
+        assert not any(decision.moves for decision in plan.decisions.values())
 
 
 def test_most_host_bytes_bound_the_state():

@@ -18,6 +18,8 @@ Read after `stage_memory` and `moved_options`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -31,10 +33,50 @@ from jaxckpt.solve.optimal.moved_options import HostLink
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_memory import StageMemory
 
-_LIMITS: Mapping[str, Any] = {"mip_rel_gap": 5e-3, "node_limit": 500}
+_GAP = 5e-3
+_LIMITS: Mapping[str, Any] = {"mip_rel_gap": _GAP, "node_limit": 500}
 """Optimality gap and branch-and-bound nodes at which the solver stops: they bound planning time. The gap is below the
 error of the model. Gaps of 1e-3 and 2e-2, 100 and 2500 nodes give the same plans (`python -m benchmarks.constants`),
 except that some that may shard and offload differ with 1e-3."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagedOptions:
+    """The options of each stage of a cut, with what their combinations take.
+
+    Attributes:
+      stages: The first op of each stage.
+      link: The copies of offloaded values; None where no option offloads one.
+    """
+
+    stages: tuple[int, ...]
+    options: tuple[tuple[Option, ...], ...]
+    memory: StageMemory
+    link: HostLink | None = None
+
+    @cached_property
+    def least(self) -> tuple[int, ...]:
+        """The combination of least memory, as the index of each stage's option."""
+        found = compose(self.options, self.memory, budget_bytes=None, link=self.link)
+        assert found is not None, "without a limit there is always a combination"
+        return found
+
+    def fastest(self, budget_bytes: int) -> tuple[int, ...] | None:
+        """The fastest combination within a budget, as the index of each stage's option; None if none meets it.
+
+        No programme is solved for budgets below the least memory: these are asked for often, and found out slowly.
+        """
+        if budget_bytes < (1 - 2 * _GAP) * self.peak_bytes(self.least):
+            return None
+        return compose(self.options, self.memory, budget_bytes=budget_bytes, link=self.link)
+
+    def peak_bytes(self, chosen: Sequence[int]) -> int:
+        """The peak of a combination."""
+        return self.memory.peak_bytes(self.options, chosen)
+
+    def taken(self, chosen: Sequence[int]) -> tuple[Option, ...]:
+        """The options of a combination."""
+        return tuple(stage[k] for stage, k in zip(self.options, chosen, strict=True))
 
 
 def compose(

@@ -15,12 +15,12 @@ from operator import attrgetter
 
 from jaxckpt.ir import GraphPlan, Offload, Save
 from jaxckpt.solve.full_recompute import CutMinima, finest_layers
-from jaxckpt.solve.optimal.compose import compose, least_seconds
+from jaxckpt.solve.optimal.compose import StagedOptions, least_seconds
 from jaxckpt.solve.optimal.local_search import LocalSearch
-from jaxckpt.solve.optimal.moved_options import HostLink, host_link, partition_of, with_moved_variants
-from jaxckpt.solve.optimal.options import Option, SolvedStages, stage_options
+from jaxckpt.solve.optimal.moved_options import host_link, partition_of, with_moved_variants
+from jaxckpt.solve.optimal.options import SolvedStages, stage_options
 from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
-from jaxckpt.solve.optimal.stage_memory import ProfiledStages, StageMemory, profile_stages
+from jaxckpt.solve.optimal.stage_memory import ProfiledStages, profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import Problem, decisions_saving, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, finer_stages
@@ -29,8 +29,6 @@ _TEMP_BYTES, _STEP_S = attrgetter("predicted.temp_bytes"), attrgetter("predicted
 
 _MOST_SLOWER = 1.02
 """Finer stages may take so many times the predicted seconds: a cotangent that a kernel would hand on may be written."""
-
-_Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLink | None]
 
 
 class OptimalSolver:
@@ -47,7 +45,9 @@ class OptimalSolver:
         self._effort = problem.effort
         self.empty_plan = solve_none(problem)
         self.cut_minima = CutMinima(problem, before_head=True)
-        self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
+        self._staged: dict[StageStarts, tuple[StagedOptions, ...]] = {}
+        self._composed_plans: dict[tuple[StagedOptions, tuple[int, ...], int | None], GraphPlan] = {}
+        """By cut, combination, and bytes for early loads: the combination of least memory is that of many budgets."""
         self._known: SolvedStages = {} if like is None else like._known
         self._profiled: ProfiledStages = {} if like is None else like._profiled
         self._local_search = LocalSearch(problem)
@@ -182,7 +182,7 @@ class OptimalSolver:
         cuts = dict.fromkeys((*minima, *(stages for _, stages in self.cut_minima.bounds[:count])))
         return tuple(self._least(staged) for stages in cuts for staged in self._options_of(stages))
 
-    def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
+    def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[StagedOptions, ...]]:
         """The cuts of lowest bounds among those whose minimum is within the budget; at least one."""
         found = 0
         for least_bytes, stages in self.cut_minima.bounds:
@@ -194,21 +194,23 @@ class OptimalSolver:
         if not found:
             yield self._options_of(self.cut_minima.within(1.0)[0].stages)
 
-    def _options_of(self, stages: StageStarts) -> tuple[_Staged, ...]:
+    def _options_of(self, stages: StageStarts) -> tuple[StagedOptions, ...]:
         """The options of a cut's stages, without and, if the problem allows them, with offload and shard variants."""
         if stages not in self._staged:
             cut = split_into_stages(self.problem, stages, self.cut_minima.plan_and_replay(stages)[1])
             options = stage_options(cut, self._known)
-            self._staged[stages] = ((stages, options, profile_stages(cut, options, self._profiled), None),)
+            memory = profile_stages(cut, options, self._profiled)
+            self._staged[stages] = (StagedOptions(stages=stages, options=options, memory=memory),)
             if self.problem.may_move:
                 more = with_moved_variants(cut, options, self._layers)
                 if more != options:
                     link = host_link(cut, more) if self.problem.may_offload else None
-                    moving = stages, more, profile_stages(cut, more, self._profiled), link
+                    memory = profile_stages(cut, more, self._profiled)
+                    moving = StagedOptions(stages=stages, options=more, memory=memory, link=link)
                     self._staged[stages] = (*self._staged[stages], moving)
         return self._staged[stages]
 
-    def _composed(self, staged: _Staged, budget_bytes: int | None) -> GraphPlan:
+    def _composed(self, staged: StagedOptions, budget_bytes: int | None) -> GraphPlan:
         """The plan of the fastest combination of a cut's options; of the one of least memory if none fits.
 
         A combination that fills the budget may have no room for loads that start early. Where its plan waits for them,
@@ -220,19 +222,18 @@ class OptimalSolver:
         early = self._combined(staged, budget_bytes, load_limit_bytes=None)
         return min(plan, early, key=lambda p: (max(0, p.predicted.temp_bytes - budget_bytes), p.predicted.step_s))
 
-    def _combined(self, staged: _Staged, budget_bytes: int | None, *, load_limit_bytes: int | None) -> GraphPlan:
+    def _combined(self, staged: StagedOptions, budget_bytes: int | None, *, load_limit_bytes: int | None) -> GraphPlan:
         """As `_composed`; temporaries may take `load_limit_bytes` for loads that start early.
 
         If the composition counts too few bytes, it is repeated with a smaller budget. If it counts far too many, since
         temporaries reuse output buffers, it is repeated once with a larger budget.
         """
         # Complexity: the four outcomes of a composition, each of which sets the next budget.
-        _, options, memory, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         fitting: GraphPlan | None = None
         too_large_bytes: int | None = None
         for _ in range(self._effort.compositions):
-            chosen = compose(options, memory, budget_bytes=limit_bytes, link=link)
+            chosen = staged.fastest(limit_bytes)
             if chosen is None:  # no combination fits at all, or the correction was too large
                 if too_large_bytes is None:
                     break
@@ -241,7 +242,7 @@ class OptimalSolver:
             plan = self._plan(staged, chosen, load_limit_bytes)
             if budget_bytes is None:
                 return plan
-            misjudged_bytes = plan.predicted.temp_bytes - memory.peak_bytes(options, chosen)
+            misjudged_bytes = plan.predicted.temp_bytes - staged.peak_bytes(chosen)
             if plan.predicted.temp_bytes <= budget_bytes:
                 plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
                 first = fitting is None
@@ -256,22 +257,28 @@ class OptimalSolver:
                 limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
         return fitting or self._least(staged)
 
-    def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: GraphPlan, budget_bytes: int) -> GraphPlan:
+    def _with_bound(
+        self, staged: StagedOptions, chosen: Sequence[int], plan: GraphPlan, budget_bytes: int
+    ) -> GraphPlan:
         """The plan with a lower bound of the seconds of any combination within the budget."""
-        _, options, memory, link = staged
-        least_s = least_seconds(options, memory, budget_bytes=budget_bytes, link=link)
+        memory, link = staged.memory, staged.link
+        least_s = least_seconds(staged.options, memory, budget_bytes=budget_bytes, link=link)
         composed_s = sum(own[k] for own, k in zip(memory.stage_s, chosen, strict=True))
         misjudged_s = plan.predicted.step_s - composed_s - (0.0 if link is None else link.stall_s(chosen))
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
-    def _least(self, staged: _Staged) -> GraphPlan:
-        chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])
-        assert chosen is not None, "without a limit there is always a combination"
-        return self._plan(staged, chosen)
+    def _least(self, staged: StagedOptions) -> GraphPlan:
+        return self._plan(staged, staged.least)
 
-    def _plan(self, staged: _Staged, chosen: Sequence[int], load_limit_bytes: int | None = None) -> GraphPlan:
-        stages, options, *_ = staged
-        taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
+    def _plan(self, staged: StagedOptions, chosen: tuple[int, ...], load_limit_bytes: int | None = None) -> GraphPlan:
+        """The plan of a combination; temporaries may take `load_limit_bytes` for loads that start early."""
+        key = staged, chosen, load_limit_bytes
+        if key not in self._composed_plans:
+            self._composed_plans[key] = self._plan_of(staged, chosen, load_limit_bytes)
+        return self._composed_plans[key]
+
+    def _plan_of(self, staged: StagedOptions, chosen: tuple[int, ...], load_limit_bytes: int | None) -> GraphPlan:
+        stages, taken = staged.stages, staged.taken(chosen)
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
         offloaded = frozenset[int]().union(*(option.offloaded for option in taken))
