@@ -27,10 +27,10 @@ SHARES = (0.7, 0.5, 0.35, 0.25)
 MOST_COMPILES = 4
 
 
-def wide(*, fused: bool = False, remat: Remat = as_written) -> TrainingStep:
-    """A decoder of width 4,096: 8 layers, 2 x 4,096 tokens, AdamW; with cuDNN attention if `fused`."""
+def wide(*, batch: int = 2, fused: bool = False, remat: Remat = as_written) -> TrainingStep:
+    """A decoder of width 4,096: 8 layers, `batch` x 4,096 tokens, AdamW; with cuDNN attention if `fused`."""
     return llama.step(
-        batch=2,
+        batch=batch,
         sequence=4096,
         layers=8,
         width=4096,

@@ -1,23 +1,25 @@
 """A decoder of width 4,096 for an H200: by hand, and with each set of decisions that a planner may take.
 
 `python -m benchmarks.wide_decoder [--minutes 60]` compiles what people write by hand, and plans the step at shares of
-its total as written. Seconds are estimates, with the time that copies delay the step. What is there is not made again.
-`python -m benchmarks.tables` makes the table of docs/offload.md.
+its total as written. `--batches` searches for the largest batch in all memory of the device instead. Seconds are
+estimates, with the time that copies delay the step. What is there is not made again. `python -m benchmarks.tables`
+makes the tables of docs/offload.md.
 """
 
 import argparse
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.frontier import NAMED, WITHOUT, by_hand
 from benchmarks.host_state import planned, planned_cell, wide
-from benchmarks.models.blocks import Remat, naming
+from benchmarks.models.blocks import Remat, as_written, naming
 from benchmarks.record import keep, made_with, read
-from jaxckpt import Offloading, footprint
+from jaxckpt import Offloading, Step, footprint, max_batch
 from jaxckpt._units import format_bytes
 from jaxckpt.planner import Planner
 
@@ -38,26 +40,71 @@ ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """For each row of the table the options of its planner."""
 SHARES = (0.75, 0.7, 0.5, 0.35)
 MOST_COMPILES = 6
+TOKENS = 4096
+"""Of each sequence."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="no plan is begun later")
+    parser.add_argument("--minutes", type=float, default=60, help="no plan or batch is begun later")
+    parser.add_argument("--batches", action="store_true", help="the largest batches")
     arguments = parser.parse_args()
-    begin = time.monotonic()
+    end = time.monotonic() + 60 * arguments.minutes
     try:
         result = read(NAME)
     except FileNotFoundError:
-        result = {"by_hand": {}, "plans": []}
+        result = {}
+    result = {"by_hand": {}, "plans": [], "batches": {}} | {k: v for k, v in result.items() if k != "made_with"}
+    if arguments.batches:
+        add_batches(result, end)
+    else:
+        add_plans(result, end)
+
+
+def add_batches(result: dict[str, Any], end: float) -> None:
+    """Adds the largest batch of each version by hand, and of plans by what they may decide."""
+    searches = {name: ({"strategy": "none"}, remat) for name, remat in by_hand("llama").items()}
+    searches |= {name: (options, as_written) for name, options in ROWS.items()}
+    for name, (options, remat) in searches.items():
+        if name in result["batches"] or time.monotonic() > end:
+            continue
+        begin = time.monotonic()
+        with naming() if name == NAMED else nullcontext():
+            found = max_batch(partial(step_of_batch, remat=remat), target="h200", max_compiles=MOST_COMPILES, **options)
+        largest = found.largest
+        assert largest.plan is not None
+        assert largest.plan.footprint is not None
+        result["batches"][name] = {
+            "date": made_with()["date"],
+            "budget_bytes": found.budget_bytes,
+            "batch": largest.batch,
+            "total_bytes": largest.plan.footprint.total_bytes,
+            "host_bytes": largest.plan.footprint.host_bytes,
+            "step_s": largest.step_s,
+            "compiles": found.compiles,
+            "seconds": time.monotonic() - begin,
+        }
+        print(name, result["batches"][name], flush=True)
+        keep(NAME, result)
+
+
+def step_of_batch(batch: int, *, remat: Remat) -> Step:
+    """The step of one batch."""
+    made = wide(batch=batch, fused=True, remat=remat)
+    return Step(made.step, *made.args, donate_argnums=made.donate_argnums)
+
+
+def add_plans(result: dict[str, Any], end: float) -> None:
+    """Adds the versions by hand, and the plans of each budget by what they may decide."""
     hand, plans = result["by_hand"], result["plans"]
     for name, remat in by_hand("llama").items():
         if name not in hand:
             hand[name] = compiled(name, remat)
             print(name, hand[name], flush=True)
-            keep(NAME, {"by_hand": hand, "plans": plans})
+            keep(NAME, result)
     task, known = wide(fused=True), {(row["allow"], row["share"]) for row in plans}
     for share, (name, options) in product(SHARES, ROWS.items()):
-        if (name, share) in known or time.monotonic() - begin > 60 * arguments.minutes:
+        if (name, share) in known or time.monotonic() > end:
             continue
         planner = Planner(
             task.step,
@@ -70,7 +117,7 @@ def main() -> None:
         row = planned(planner, int(share * hand[WITHOUT]["total_bytes"]))
         plans.append({"allow": name, "share": share, "date": made_with()["date"]} | row)
         print(plans[-1], flush=True)
-        keep(NAME, {"by_hand": hand, "plans": plans})
+        keep(NAME, result)
 
 
 def compiled(name: str, remat: Remat) -> dict[str, Any]:
@@ -99,6 +146,20 @@ def table() -> str:
     as_written_s = hand[WITHOUT]["step_s"]
     made = f"As written {1e3 * as_written_s:.1f} ms. jax {result['made_with']['versions']['jax']}, {', '.join(dates)}."
     return "\n".join([*lines, "", made, ""])
+
+
+def batch_table() -> str:
+    """The largest batch in all memory of the device: by hand, and by what plans may decide."""
+    batches = read(NAME)["batches"]
+    lines = ["| | largest batch | total | on the host | tokens a second |", "|---|---:|---:|---:|---:|"]
+    for name, row in batches.items():
+        host = format_bytes(row["host_bytes"]) if row["host_bytes"] else ""
+        tokens = f"{TOKENS * row['batch'] / row['step_s']:,.0f}"
+        lines.append(f"| {name} | {row['batch']} | {format_bytes(row['total_bytes'])} | {host} | {tokens} |")
+    budget = format_bytes(next(iter(batches.values()))["budget_bytes"])
+    dates = ", ".join(sorted({row["date"] for row in batches.values()}))
+    version = read(NAME)["made_with"]["versions"]["jax"]
+    return "\n".join([*lines, "", f"Within {budget}. jax {version}, {dates}.", ""])
 
 
 def _by_hand_cell(hand: Mapping[str, Any], budget_bytes: int) -> str:

@@ -120,8 +120,7 @@ def max_batch(
     Args:
       make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and
         optionally "kwargs", "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of
-        the
-        step must grow with the batch.
+        the step must grow with the batch.
       target: A `Target` or its name ("h200").
       budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all memory that one program
         can use.
