@@ -160,7 +160,7 @@ def max_batch(
     target = Target(target)
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
-    options = options_with(options, keywords, called="max_batch")
+    options = options_with(options, keywords, called=max_batch)
     target.require_compiler()  # before a step is made and traced
     return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 

@@ -175,7 +175,7 @@ def pareto(
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=machine,
-        options=options_with(options, keywords, called="pareto"),
+        options=options_with(options, keywords, called=pareto),
         progress=progress,
     )
     return frontier_of(planner, points=points)

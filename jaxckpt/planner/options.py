@@ -1,7 +1,8 @@
 """Options of planning: what a planner may decide, under which policy, with how many compiles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -11,8 +12,6 @@ from jaxckpt.policy import Policy
 from jaxckpt.solve import Offloading
 
 _DECISIONS = ("recompute", "offload", "partition", "chunk", "state")
-_OWN_KEYWORDS = ("budget", "target", "strategy", "donate_argnums", "static_argnums", "progress")
-"""Keywords of the functions that plan, besides the options."""
 _STATE = ("offload_parameters", "offload_optimizer_state")
 """Words that users of other tools try. They are about arguments of the step, which lie where the caller puts them."""
 
@@ -80,22 +79,27 @@ class PlanKeywords(TypedDict, total=False):
     max_compiles: int
 
 
-def options_with(options: PlanOptions, keywords: Mapping[str, Any], *, called: str) -> PlanOptions:
+def options_with(options: PlanOptions, keywords: Mapping[str, Any], *, called: Callable[..., Any]) -> PlanOptions:
     """The options with fields given as keywords; refuses other keywords, which may be meant for the step.
 
+    `called` is the function or the class that got the keywords, for errors.
+
     Example:
-      >>> options_with(PlanOptions(), {"max_compiles": 2}, called="plan").max_compiles
+      >>> import jaxckpt
+      >>> options_with(PlanOptions(), {"max_compiles": 2}, called=jaxckpt.plan).max_compiles
       2
     """
     known = [each.name for each in fields(PlanOptions)]
     unknown = [name for name in keywords if name not in known]
     if not unknown:
         return replace(options, **keywords)
-    closest = closest_names(unknown[0], (*known, *_OWN_KEYWORDS))
+    parameters = signature(called).parameters.values()
+    own = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY and each.name != "options"]
+    closest = closest_names(unknown[0], (*known, *own))
     raise ArgumentError(
-        f"{called} has no option {unknown[0]!r}{''.join(f'; the closest is {each!r}' for each in closest)}.",
+        f"{called.__name__} has no option {unknown[0]!r}{''.join(f'; the closest is {each!r}' for each in closest)}.",
         got=", ".join(f"{name}=..." for name in unknown),
-        needed=f"budget, target, ..., or one of {', '.join(known)}",
+        needed=", ".join((*own, *known)),
         advice="".join(f"{each}=...; " for each in closest)
         + f"for a keyword argument of the step: jaxckpt.Step(step, args, kwargs={{{unknown[0]!r}: ...}}) in the"
         " place of the step and its arguments",

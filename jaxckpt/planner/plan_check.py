@@ -162,7 +162,7 @@ def load_or_plan(
     machine = Target(target)
     machine.require_compiler()
     given = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    chosen = options_with(options, keywords, called="load_or_plan")
+    chosen = options_with(options, keywords, called=load_or_plan)
 
     def load_or_make() -> Plan:
         planner = Planner(given, target=machine, options=chosen, progress=progress)

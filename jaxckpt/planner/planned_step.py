@@ -190,7 +190,7 @@ def jit(
             needed='"plan" or "as_written"',
             advice='other_shapes="plan"',
         )
-    chosen = options_with(options, keywords, called="jit")
+    chosen = options_with(options, keywords, called=jit)
 
     def planned(step: Callable[..., Any]) -> PlannedStep[..., Any]:
         return PlannedStep(

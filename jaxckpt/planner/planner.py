@@ -125,7 +125,7 @@ class Planner:
         say("tracing the step")
         with collector_paused():
             traced = trace_step(given.function, *given.args, kwargs=given.kwargs, **given.argnums)
-        self._hold(given, traced, Target(target), options_with(options, keywords, called="Planner"), say)
+        self._hold(given, traced, Target(target), options_with(options, keywords, called=Planner), say)
 
     @classmethod
     def of_traced(
@@ -624,7 +624,7 @@ def plan(
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=machine,
-        options=options_with(options, keywords, called="plan"),
+        options=options_with(options, keywords, called=plan),
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

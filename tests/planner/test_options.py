@@ -50,3 +50,13 @@ def test_options_are_checked_when_they_are_made():
         PlanOptions(allow=())
     with pytest.raises(UnknownStrategyError, match="offload_parameters"):
         PlanOptions(allow=("recompute", "offload_parameters"))
+
+
+def test_a_keyword_that_another_function_has_is_no_advice():
+    """`max_batch` plans by the optimal strategy alone; `plan` has the word."""
+    with pytest.raises(ArgumentError, match=r"max_batch has no option 'strategy'\.") as caught:
+        jaxckpt.max_batch(lambda _: (step, ARGS), target="cpu", strategy="full")
+    assert "strategy=...;" not in str(caught.value)
+    assert "multiples_of" in str(caught.value)
+    with pytest.raises(ArgumentError, match="plan has no option 'stratgy'; the closest is 'strategy'"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", stratgy="full")
