@@ -32,7 +32,7 @@ _MEASURED = "# Measured"
 
 def main() -> None:
     write(README, {"gallery": readme_table(), "demo": demo_table(), "infeasible": infeasible()})
-    write(BUDGETS, {"chunks": chunks_table(), "host state": host_state_table()})
+    write(BUDGETS, {"chunks": chunks_table(), "host state": host_state_table(), "batches": wide_decoder.batch_table()})
     write(GALLERY, gallery_tables())
     write(COST, {"cost": cost_table()})
     write(MODEL, {"model error": model_error_table()})
