@@ -15,10 +15,9 @@ for the rest. So the axes of each group must be contiguous with each other. Wher
 attention block puts between batch and sequence, and takes back into the width), the operand is transposed first, once
 for all products that read it so.
 
-The result of an elementwise op has the layout of the product that it comes of, or that a Fourier transform behind it
-asks for, which may be none that the next product can read. A compiler writes such a result in the right layout, unless
-it is pinned: the barrier passes on the layout as it is, and each product that reads the value transposes it. So the
-value has to be pinned in the layout of its shape.
+The result of an elementwise op has the layout of the product that it comes of, which may be none that the next product
+can read. A compiler writes such a result in the right layout, unless it is pinned: the barrier passes on the layout as
+it is, and each product that reads the value transposes it. So the value has to be pinned in the layout of its shape.
 The same is true of layout copies that several products read, pinned or not.
 
 Only the graph decides here; `jaxckpt.cost.fusion` says what follows for memory. Read after `argument_derived`.
@@ -168,21 +167,17 @@ def copied_views(graph: Graph) -> frozenset[int]:
 
 
 def read_in_default_layout(graph: Graph) -> frozenset[int]:
-    """Results of elementwise ops with another layout than their shape, where a product needs that of the shape.
-
-    A value in front of the transposition of a Fourier transform has the layout of the transposition.
+    """Results of elementwise ops that have another layout than their shape, and that a product reads only in that one.
 
     Example:
       With groups of query heads, `einsum("bqkgd,bskd->bkgqs", q, k)` has the layout (b, k, s, q, g), and so has its
       softmax; `einsum("bkgqs,bskd->bqkgd", weights, v)` goes over (g, q) with one stride.
     """
     layouts = graph.once(Layouts)
-    transpositions = (graph.ops[view] for op in graph.ops for view in _copied_for_fft(graph, op))
-    order_of = {view.reads[0]: _permutation_of(view) for view in transpositions}
     found = set()
     for op in graph.ops:
         for read, groups in _operands(graph, op):
-            order = order_of.get(read) or layouts.of(read)
+            order = layouts.of(read)
             if layouts.is_elementwise_result(read) and order != tuple(range(len(order))):
                 shape = graph.values[read].shape
                 strides = dict(zip(order, _dense(tuple(shape[axis] for axis in order)), strict=True))

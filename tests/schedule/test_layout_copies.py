@@ -89,22 +89,3 @@ def test_weights_of_grouped_heads_need_the_default_layout():
 )
 def test_a_readable_layout_may_be_pinned(weigh, mix):
     assert shaped(weigh, mix) == set()
-
-
-@pytest.mark.parametrize(
-    ("axes", "needed"),
-    [
-        pytest.param((1, 2), {("sin", (2, 8, 4, 6))}, id="transposed for the transform"),
-        pytest.param((2, 3), set(), id="as the transform reads it"),
-    ],
-)
-def test_what_a_fourier_transform_and_a_product_read_needs_the_default_layout(axes, needed):
-    """Pinned in the layout of the transform it is transposed for the product, and for that of the weight's gradient."""
-
-    def mixed(x, w):
-        y = jnp.sin(x)
-        return jnp.abs(jnp.fft.rfft2(y, axes=axes)).sum() + (y @ w).sum()
-
-    graph = graph_of(mixed, (2, 8, 4, 6), (6, 6))
-    made = ((graph.ops[graph.producer[value]], graph.values[value]) for value in read_in_default_layout(graph))
-    assert {(op.primitive, value.shape) for op, value in made if op.phase.value == "forward"} == needed
