@@ -108,7 +108,7 @@ def largest_planned(options: Mapping[str, Any]) -> dict[str, Any]:
 def step_of_batch(batch: int) -> Step:
     """The step of one batch, as written."""
     made = wide(batch=batch, fused=True)
-    return Step(made.step, *made.args, donate_argnums=made.donate_argnums)
+    return Step(made.step, made.args, donate_argnums=made.donate_argnums)
 
 
 def add_plans(result: dict[str, Any], end: float) -> None:
