@@ -10,7 +10,7 @@ integer programming and composes them by rotor's dynamic programme.
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 
 from jaxckpt.ir import GraphPlan, Offload, Save
@@ -50,6 +50,7 @@ class OptimalSolver:
         """By cut, combination, and bytes for early loads: the combination of least memory is that of many budgets."""
         self._known: SolvedStages = {} if like is None else like._known
         self._profiled: ProfiledStages = {} if like is None else like._profiled
+        self._finer = cache(self._cut_at_layers)
         self._local_search = LocalSearch(problem)
         self._solved: dict[GraphPlan, None] = {}
         """Plans of all budgets so far: so a larger budget never gives a slower plan."""
@@ -86,7 +87,7 @@ class OptimalSolver:
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
-    def _finer(self, plan: GraphPlan) -> GraphPlan:
+    def _cut_at_layers(self, plan: GraphPlan) -> GraphPlan:
         """The plan with stages cut at layers, if that is predicted to take no more memory and next to no more time."""
         if plan == self.empty_plan or self.problem.moves(plan):
             return plan

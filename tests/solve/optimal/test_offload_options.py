@@ -94,6 +94,20 @@ def test_nothing_goes_over_a_link_that_is_too_slow():
     assert not offloaded(solved(problem(copy_s=10.0)))
 
 
+def test_budgets_that_nothing_meets_make_no_further_plans(monkeypatch):
+    """The plan of least memory, with its prefetch distances, is that of all of them."""
+    solver = OptimalSolver(problem())
+    first, replays, replay = solver.solve(1), [], Problem.replay_schedule
+
+    def counted(self, scheduled):
+        replays.append(scheduled)
+        return replay(self, scheduled)
+
+    monkeypatch.setattr(Problem, "replay_schedule", counted)
+    assert first == solver.solve(2) == solver.solve(1000)
+    assert not replays
+
+
 @pytest.mark.parametrize("layers", [0.1, 1.0, 2.0, 10.0])
 @pytest.mark.parametrize("kept", [5, 6, 8])
 def test_a_plan_that_may_offload_is_never_slower(layers, kept):
