@@ -337,7 +337,7 @@ class Recomputation:
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             passing = writer.loop is None
             sums = self._sums_passing(reader) if passing else []
-            if passing and not graph.mesh and not self._transfers.values:
+            if passing and not (graph.mesh or self._transfers.values or self._plan.copies):
                 sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
             elif passing:
                 sums += self._transfers.results_before_stage(reader)
