@@ -3,7 +3,7 @@
 `python -m benchmarks.wide_decoder [--minutes 60]` compiles what people write by hand, and plans the step at shares of
 its total as written. `--batches` searches for the largest batch in all memory of the device instead. Seconds are
 estimates, with the time that copies delay the step. What is there is not made again. `python -m benchmarks.tables`
-makes the tables of docs/offload.md.
+makes the tables of docs/offload.md and docs/budgets.md.
 """
 
 import argparse
@@ -167,7 +167,8 @@ def table() -> str:
 
 def batch_table() -> str:
     """The largest batch in all memory of the device: by hand, and by what plans may decide."""
-    batches = read(NAME)["batches"]
+    result = read(NAME)
+    batches = result["batches"]
     lines = ["| | largest batch | total | on the host | tokens a second |", "|---|---:|---:|---:|---:|"]
     for name, row in batches.items():
         host = format_bytes(row["host_bytes"]) if row["host_bytes"] else ""
@@ -175,7 +176,7 @@ def batch_table() -> str:
         lines.append(f"| {name} | {row['batch']} | {format_bytes(row['total_bytes'])} | {host} | {tokens} |")
     budget = format_bytes(Target("h200").memory_bytes)
     dates = ", ".join(sorted({row["date"] for row in batches.values()}))
-    version = read(NAME)["made_with"]["versions"]["jax"]
+    version = result["made_with"]["versions"]["jax"]
     return "\n".join([*lines, "", f"Within {budget}. jax {version}, {dates}.", ""])
 
 

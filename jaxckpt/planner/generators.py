@@ -268,7 +268,7 @@ def generators_for(planner: "Planner") -> list[Generator]:
     if planner.host_state_solver is not None:
         from jaxckpt.planner.host_state import HostStatePlans  # few planners need it
 
-        found += map(HostStatePlans, planner.host_state_solver.apart)
+        found += map(HostStatePlans, planner.host_state_solver.for_each_solver)
     return [*found, NearMisses(solver), SimpleRules()]
 
 

@@ -35,16 +35,17 @@ class HostStateSolver:
     Args:
       planner: Has the problem of each transformed step.
       solvers: Solve the step with all arguments on the device, with its rows together and in pieces.
+      like: Such a solver of the same step: both know the plans that one has predicted.
     """
 
-    def __init__(self, planner: "Planner", solvers: Iterable[BudgetSolver]):
+    def __init__(self, planner: "Planner", solvers: Iterable[BudgetSolver], *, like: "HostStateSolver | None" = None):
         self._planner, self._solvers = planner, tuple(solvers)
-        self._known: dict[tuple[GraphPlan, tuple[int, ...]], GraphPlan] = {}
+        self._known: dict[tuple[GraphPlan, tuple[int, ...]], GraphPlan] = {} if like is None else like._known
 
     @cached_property
-    def apart(self) -> "tuple[HostStateSolver, ...]":
-        """One such solver for each of the solvers: copies may delay the plans of one more than those of another."""
-        return tuple(HostStateSolver(self._planner, (solver,)) for solver in self._solvers)
+    def for_each_solver(self) -> "tuple[HostStateSolver, ...]":
+        """A solver of this kind for each solver alone: copies may delay the plans of one more than those of another."""
+        return tuple(HostStateSolver(self._planner, (solver,), like=self) for solver in self._solvers)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:

@@ -154,7 +154,7 @@ class _Scheduler:
         """Writes all steps, op by op."""
         graph, writer, transfers = self.graph, self.writer, self.transfers
         changed, kept_by = self._ops_that_change(), self._ops_that_keep()
-        copies = bool(transfers.values or self.updates.held)
+        moves = bool(transfers.values or self.updates.held)
         for unchanged in graph.once(unchanged_runs):
             op = unchanged.op
             if op in self.updates.done:
@@ -168,9 +168,9 @@ class _Scheduler:
                     continue
             if transfers.values:
                 transfers.before(graph.ops[op])
-            is_changed = copies or op in changed
+            is_changed = moves or op in changed
             writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
-            if copies and graph.ops[op].phase is Phase.BACKWARD:
+            if moves and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
             if self.body_gradients is not None and op in self.body_gradients.by_product:
                 self._pass_gradient(*self.body_gradients.by_product[op])

@@ -46,11 +46,10 @@ class OptimalSolver:
         self.empty_plan = solve_none(problem)
         self.cut_minima = CutMinima(problem, before_head=True)
         self._staged: dict[StageStarts, tuple[StagedOptions, ...]] = {}
-        self._composed_plans: dict[tuple[StagedOptions, tuple[int, ...], int | None], GraphPlan] = {}
-        """By cut, combination, and bytes for early loads: the combination of least memory is that of many budgets."""
         self._known: SolvedStages = {} if like is None else like._known
         self._profiled: ProfiledStages = {} if like is None else like._profiled
-        self._finer = cache(self._cut_at_layers)
+        self._plan, self._finer = cache(self._plan_of), cache(self._cut_at_layers)
+        """Many budgets have one plan: that of least memory, where nothing meets them."""
         self._local_search = LocalSearch(problem)
         self._solved: dict[GraphPlan, None] = {}
         """Plans of all budgets so far: so a larger budget never gives a slower plan."""
@@ -269,16 +268,10 @@ class OptimalSolver:
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
     def _least(self, staged: StagedOptions) -> GraphPlan:
-        return self._plan(staged, staged.least)
-
-    def _plan(self, staged: StagedOptions, chosen: tuple[int, ...], load_limit_bytes: int | None = None) -> GraphPlan:
-        """The plan of a combination; temporaries may take `load_limit_bytes` for loads that start early."""
-        key = staged, chosen, load_limit_bytes
-        if key not in self._composed_plans:
-            self._composed_plans[key] = self._plan_of(staged, chosen, load_limit_bytes)
-        return self._composed_plans[key]
+        return self._plan(staged, staged.least, None)
 
     def _plan_of(self, staged: StagedOptions, chosen: tuple[int, ...], load_limit_bytes: int | None) -> GraphPlan:
+        """The plan of a combination; temporaries may take `load_limit_bytes` for loads that start early."""
         stages, taken = staged.stages, staged.taken(chosen)
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
