@@ -6,7 +6,8 @@ memory. Without a device every product keeps its Triton kernel, so that a step m
 was compiled for it.
 
 The rule (`FusedProduct.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory
-traffic, or if nothing is fused with it but a bias, which cuBLAS adds itself (docs/measured.md).
+traffic, or if nothing is fused with it but a bias, which cuBLAS adds itself (docs/measured.md). Then it must not
+transpose large operands either: cuBLAS reads them once a kernel of their own has copied them.
 
 XLA looks for earlier choices in a folder (`xla_gpu_per_fusion_autotune_cache_dir`) that has a file for each product.
 The file's name is a hash of the device, of the product as text, and of a version number that no header says. XLA adds
@@ -32,7 +33,7 @@ from jaxckpt.cost import Rates
 from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.memory import Kernel
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Computation, Hlo, HloModule
+from jaxckpt.hlo.schema import Computation, Hlo, HloModule, shape_bytes
 from jaxckpt.machine import GpuFacts, Target, autotuner_device_name, rates_from_facts
 
 _FOLDER = "xla_gpu_per_fusion_autotune_cache_dir"
@@ -45,6 +46,12 @@ _RESULTS = "*autotune_results.pbtxt"
 _NO_ARITHMETIC = frozenset({"parameter", "constant", "bitcast", "reshape", "transpose", "broadcast", "dot"})
 _BIAS = frozenset({"add"})
 """Opcodes that need no kernel beside cuBLAS's."""
+_COPIED_SHARE = 0.25
+"""Of a product's traffic, the traffic of copies up to which cuBLAS takes it.
+
+On an H200 copies of a fifth and less cost cuBLAS little. The product of `llama` whose traffic is nearly all an operand
+to transpose took 833 us with cuBLAS, the same product without the transposition 265, and Triton's kernel 256
+(benchmarks/results/attached/products.json)."""
 _TRITON = b'"__triton_gemm"'
 _CUBLAS = "gemm { algorithm: -1 }"
 """A choice: cuBLAS by its own heuristics."""
@@ -108,9 +115,17 @@ class FusedProduct(NamedTuple):
         return frozenset(instruction.opcode for instruction in self.computation.instructions) - _NO_ARITHMETIC
 
     def is_library_product(self, rates: Rates) -> bool:
-        """True if cuBLAS takes it: it computes for longer than it waits for memory, or nothing but a bias is fused."""
+        """True if cuBLAS takes it: for its arithmetic, or as nothing is fused but a bias and small transpositions."""
         work = self.work
-        return self.fused <= _BIAS or rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes)
+        if rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes):
+            return True
+        return self.fused <= _BIAS and 2 * self.transposed_bytes <= _COPIED_SHARE * work.traffic_bytes
+
+    @property
+    def transposed_bytes(self) -> int:
+        """Bytes of transposed operands that get another last axis."""
+        transposed = (each for each in self.computation.instructions if each.opcode == "transpose")
+        return sum(shape_bytes(each.shape) for each in transposed if each.dimensions[-1] != len(each.dimensions) - 1)
 
     @property
     def text(self) -> str:

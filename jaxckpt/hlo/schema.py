@@ -38,6 +38,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "metadata": (7, "OpMetadata"),
         "parameter_number": (9, "int64"),
         "tuple_index": (13, "int64"),
+        "dimensions": (14, "int64*"),
         "window": (15, "Window"),
         "convolution_dimension_numbers": (16, "ConvolutionDimensionNumbers"),
         "custom_call_target": (28, "string"),
@@ -145,7 +146,15 @@ class Shape(Protocol):
     layout: "Message"
 
 
-class Instruction(Protocol):
+class AxesOfContraction(Protocol):
+    """The fields of `xla.HloInstructionProto` that matrix products and convolutions have."""
+
+    window: "Message"
+    convolution_dimension_numbers: "Message"
+    dot_dimension_numbers: "Message"
+
+
+class Instruction(AxesOfContraction, Protocol):
     """`xla.HloInstructionProto`."""
 
     id: int
@@ -155,9 +164,7 @@ class Instruction(Protocol):
     metadata: "Message"
     parameter_number: int
     tuple_index: int
-    window: "Message"
-    convolution_dimension_numbers: "Message"
-    dot_dimension_numbers: "Message"
+    dimensions: Sequence[int]
     custom_call_target: str
     operand_ids: Sequence[int]
     called_computation_ids: Sequence[int]

@@ -1,5 +1,7 @@
 """A compiler without a device gives matrix products the kernels that a device's autotuner would choose."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -38,6 +40,19 @@ def test_a_product_that_waits_for_memory_is_one_fused_kernel(h200):
     made = compiled(64, 4096)
     assert kernels(made) == ["fusion"]
     assert made.footprint.temp_bytes < MIB
+
+
+def test_a_product_that_transposes_a_large_operand_is_one_fused_kernel(h200):
+    """The library contracts the last axis of images: another one needs a copy, by a kernel of its own."""
+    weight = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    for shape, opcode, equation in (
+        ((32, 64, ROWS), "fusion", "bcx,cd->bxd"),
+        ((32, ROWS, 64), "custom-call", "bxc,cd->bxd"),
+    ):
+        images = jax.ShapeDtypeStruct(shape, jnp.float32)
+        made = compile_step(partial(jnp.einsum, equation), images, weight, target=h200)
+        assert kernels(made) == [opcode]
+        assert made.footprint.temp_bytes < MIB
 
 
 def test_a_step_compiles_again_only_for_products_that_it_meets_first(h200, monkeypatch):
