@@ -170,7 +170,8 @@ def batch_table() -> str:
     result = read(NAME)
     batches = result["batches"]
     lines = ["| | largest batch | total | on the host | tokens a second |", "|---|---:|---:|---:|---:|"]
-    for name, row in batches.items():
+    for name in sorted(batches, key=lambda name: [*ROWS].index(name) if name in ROWS else -1):
+        row = batches[name]
         host = format_bytes(row["host_bytes"]) if row["host_bytes"] else ""
         tokens = f"{TOKENS * row['batch'] / row['step_s']:,.0f}"
         lines.append(f"| {name} | {row['batch']} | {format_bytes(row['total_bytes'])} | {host} | {tokens} |")
