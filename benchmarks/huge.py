@@ -1,9 +1,9 @@
 """Models that need a machine room, planned on this one: Llama 7B over eight H200s, GPT-3 175B over 512 of them.
 
 Both scan over their layers, under a jit that says how arrays are split and what is donated; nothing is marked. Each is
-asked for half of what it takes as written, and for what `jax.checkpoint` on the body takes, compiled beside it. A model
-has a process of its own, whose largest resident memory is that of planning for half. Compile-only: no device need be
-there.
+asked for half of what it takes as written, and for what `jax.checkpoint` on the body takes, compiled beside it; then
+with all decisions for half and for a tenth. A model has a process of its own, whose largest resident memory is that of
+planning for half. Compile-only: no device need be there.
 
 Makes a table of docs/meshes.md from its results (`--tables` alone makes it from what is kept).
 """
@@ -35,6 +35,9 @@ BY_HAND = {
     "dots_with_no_batch_dims_saveable": rematerialised(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
 }
 """What the body is wrapped in, by the name of JAX's policy."""
+ALL_DECISIONS = ("recompute", "chunk", "offload", "state")
+SHARES = (SHARE, 0.1)
+"""Of the total as written, that are planned with all decisions."""
 MATRIX = 2
 """Dimensions of a matrix, without that of its layer."""
 
@@ -154,29 +157,14 @@ def main() -> None:
 def of_model(name: str) -> dict[str, Any]:
     """The plan for half, what it took to make, and the same by hand."""
     huge = MODELS[name]
-    started_s = time.perf_counter()
-    step, made = huge.jitted()
-    planner = Planner(step, *made.args, target=huge.target)
-    traced_s = time.perf_counter()
-    plan = planner.plan(budget=SHARE)
-    done_s = time.perf_counter()
-    peak_bytes = KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    planner, plan, planning = planned(huge, SHARE)
     assert plan.footprint is not None
-    compile_s = planner.unplanned.compile_s + sum(attempt.compile_s for attempt in plan.attempts)
     found: dict[str, Any] = {
         "about": huge.about,
         "target": huge.target,
-        "parameters": made.parameters,
+        "parameters": huge.jitted()[1].parameters,
         "argument_bytes": plan.footprint.argument_bytes,
-        "budget_bytes": plan.budget_bytes,
-        "planning": {
-            "total_s": done_s - started_s,
-            "trace_s": traced_s - started_s,
-            "solve_s": done_s - traced_s - compile_s,
-            "compile_s": compile_s,
-            "compiles": planner.compile_count,
-            "peak_resident_bytes": peak_bytes,
-        },
+        "planning": {f"{SHARE:.0%}": planning},
         "versions": {
             "as written": of_plan(planner, planner.solver.empty_plan),
             f"**jaxckpt**, {SHARE:.0%}": of_plan(planner, plan),
@@ -191,15 +179,44 @@ def of_model(name: str) -> dict[str, Any]:
             found["versions"][label] = of_plan(planner, planner.plan(budget=by_hand.total_bytes))
         except InfeasibleBudgetError as error:
             found["versions"][label] = {"minimum_bytes": error.minimum_bytes}
+    for share in SHARES:
+        label = f"{share:.0%}, all decisions"
+        planner, plan, found["planning"][label] = planned(huge, share, allow=ALL_DECISIONS)
+        found["versions"][f"**jaxckpt**, {label}"] = of_plan(planner, plan)
     print(name, found, flush=True)
     return found
+
+
+def planned(huge: Huge, share: float, **options: Any) -> tuple[Planner, Plan, dict[str, Any]]:
+    """A plan for a share of the total as written, and what it took to make."""
+    started_s = time.perf_counter()
+    step, made = huge.jitted()
+    planner = Planner(step, *made.args, target=huge.target, **options)
+    traced_s = time.perf_counter()
+    plan = planner.plan(budget=share)
+    done_s = time.perf_counter()
+    compile_s = planner.unplanned.compile_s + sum(attempt.compile_s for attempt in plan.attempts)
+    return (
+        planner,
+        plan,
+        {
+            "budget_bytes": plan.budget_bytes,
+            "total_s": done_s - started_s,
+            "trace_s": traced_s - started_s,
+            "solve_s": done_s - traced_s - compile_s,
+            "compile_s": compile_s,
+            "compiles": planner.compile_count,
+            "peak_resident_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        },
+    )
 
 
 def of_plan(planner: Planner, plan: Any) -> dict[str, Any]:
     """A plan as predicted and as compiled."""
     predicted = {"predicted_bytes": plan.predicted.total_bytes, "predicted_s": plan.predicted.step_s}
-    footprint = plan.footprint if isinstance(plan, Plan) else planner.measure(plan).footprint
-    return figures(footprint) | predicted
+    if not isinstance(plan, Plan):
+        return figures(planner.measure(plan).footprint) | predicted
+    return figures(plan.footprint) | predicted | {"step_s": plan.estimated_step_s}
 
 
 def figures(footprint: Footprint) -> dict[str, Any]:
@@ -207,6 +224,7 @@ def figures(footprint: Footprint) -> dict[str, Any]:
     return {
         "total_bytes": footprint.total_bytes,
         "temp_bytes": footprint.temp_bytes,
+        "host_bytes": footprint.host_bytes,
         "step_s": footprint.step_s,
         "collectives": collectives(footprint),
     }
@@ -216,23 +234,25 @@ def table() -> str:
     """One row a model and version, and what planning took."""
     result = read("huge")
     lines = [
-        "| model | | compiled total | predicted | estimated step | predicted | collectives run in a step |",
-        "|---|---|---:|---:|---:|---:|---|",
+        "| model | | compiled total | predicted | on the host | estimated step | predicted"
+        " | collectives run in a step |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for name, found in result["models"].items():
         for called, there in found["versions"].items():
             if "minimum_bytes" in there:
                 least = format_bytes(there["minimum_bytes"])
-                lines.append(f"| {name}, `{found['target']}` | {called} | at least {least} | | | | |")
+                lines.append(f"| {name}, `{found['target']}` | {called} | at least {least} | | | | | |")
                 continue
             bytes_off = seconds_off = ""
             if "predicted_bytes" in there:
                 bytes_off = f"{there['predicted_bytes'] / there['total_bytes'] - 1:+.1%}"
                 seconds_off = f"{there['predicted_s'] / there['step_s'] - 1:+.1%}"
+            host = format_bytes(there["host_bytes"]) if there["host_bytes"] else ""
             told = ", ".join(f"{count:,} {kind}" for kind, count in there["collectives"].items())
             lines.append(
                 f"| {name}, `{found['target']}` | {called} | {format_bytes(there['total_bytes'])} | {bytes_off}"
-                f" | {1e3 * there['step_s']:,.0f} ms | {seconds_off} | {told} |"
+                f" | {host} | {1e3 * there['step_s']:,.0f} ms | {seconds_off} | {told} |"
             )
     lines += [
         "",
@@ -240,11 +260,11 @@ def table() -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, found in result["models"].items():
-        took = found["planning"]
-        lines.append(
-            f"| {name} | {format_bytes(found['budget_bytes'])} | {took['total_s']:.0f} s | {took['trace_s']:.1f} s"
-            f" | {took['solve_s']:.1f} s | {took['compile_s']:.1f} s ({took['compiles']})"
+        lines += (
+            f"| {name}, {label} | {format_bytes(took['budget_bytes'])} | {took['total_s']:.0f} s"
+            f" | {took['trace_s']:.1f} s | {took['solve_s']:.1f} s | {took['compile_s']:.1f} s ({took['compiles']})"
             f" | {format_bytes(took['peak_resident_bytes'])} |"
+            for label, took in found["planning"].items()
         )
     return "\n".join([*lines, "", made_line(result["made_with"])])
 

@@ -25,7 +25,7 @@ from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.load_starts import loads_by_start
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
-from jaxckpt.ir import Graph, Kind, Op
+from jaxckpt.ir import Exchange, Graph, Kind, Op
 from jaxckpt.ir.regions import END, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.passing import GradAccumulators
@@ -250,7 +250,8 @@ class BufferLiveness:
             return
         moved_s = rates.kernel_s(read_bytes + write_bytes)
         if step.restores:
-            moved_s += rates.exchange_s(write_bytes - read_bytes)
+            axis = step.decision.axis
+            moved_s += self.kernels.exchange_s(Exchange(write_bytes - read_bytes, (axis,) if axis else ()))
         self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
         self.births[write] = self.deaths[write] = at
 

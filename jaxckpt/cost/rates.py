@@ -57,6 +57,9 @@ class Rates:
         kernels compute nothing besides (cuBLAS); see `is_library_product`.
       link_bandwidth_bytes_per_s: What one device gets from others, of one mesh axis; 0 where nobody knows: then an
         exchange costs what it moves in device memory.
+      network_bandwidth_bytes_per_s: What each device of a host adds to what the host gets from other hosts; 0 where
+        nobody knows: then hosts are linked as devices of a host are.
+      devices_per_host: How many devices a host has; 0 if all are in one host.
       source: Where measured rates come from; "" where they are derived from a datasheet.
 
     Example:
@@ -79,6 +82,8 @@ class Rates:
     matmul_ramp_flops: float = 0.0
     has_product_library: bool = False
     link_bandwidth_bytes_per_s: float = 0.0
+    network_bandwidth_bytes_per_s: float = 0.0
+    devices_per_host: int = 0
     source: str = ""
 
     def matmul(self, dtype: str) -> float:
@@ -113,10 +118,15 @@ class Rates:
         """Bytes that memory moves while a library computes a product; 0 on devices without a library."""
         return self.has_product_library * flops / self.matmul(dtype) * self.memory_bandwidth_bytes_per_s
 
-    def exchange_s(self, size_bytes: float) -> float:
-        """Seconds in which one device gets so many bytes from others, its own memory's traffic included; no launch."""
+    def exchange_s(self, size_bytes: float, *, in_host: int = 0) -> float:
+        """Seconds in which one device gets so many bytes from others, its own memory's traffic included; no launch.
+
+        `in_host` devices of its group are in one host, and others in other hosts; 0 if all are in one. A ring through
+        all of them leaves each host once, over the network of these devices together.
+        """
         slower = self.link_bandwidth_bytes_per_s or self.memory_bandwidth_bytes_per_s
-        return size_bytes / min(slower, self.memory_bandwidth_bytes_per_s)
+        network = in_host * self.network_bandwidth_bytes_per_s or slower
+        return size_bytes / min(slower, network, self.memory_bandwidth_bytes_per_s)
 
     def kernel_s(self, traffic_bytes: float, arithmetic_s: float = 0.0) -> float:
         """Seconds of one kernel: its launch, then its traffic or its arithmetic, whichever takes longer."""

@@ -2,10 +2,11 @@
 
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (def-use
 chains and the schedule), `origin` (where an instruction came from), `live_ranges`, `buffer_roles`, `instruction_cost`
-(FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put together), `seconds` (an
-estimate, and the overlap of copies with kernels).
+(FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put together),
+`device_groups` (collectives between hosts), `seconds` (an estimate, and the overlap of copies with kernels).
 """
 
+from jaxckpt.hlo.device_groups import spanning_collectives as spanning_collectives
 from jaxckpt.hlo.memory import (
     Allocation as Allocation,
     Buffer as Buffer,
@@ -26,6 +27,7 @@ from jaxckpt.hlo.read import memory_from_hlo as memory_from_hlo, parse_hlo as pa
 from jaxckpt.hlo.seconds import (
     hiding as hiding,
     kernel_s as kernel_s,
+    kernels_s as kernels_s,
     roofline_s as roofline_s,
     seconds_by_part as seconds_by_part,
     stall_s as stall_s,

@@ -237,6 +237,7 @@ class MemoryMap:
       transfers: Copies between device and host, in the order in which they are started.
       frames: Of the Python stacks of all buffers; empty where the program has none, and in files of older versions.
       frame_of: For each buffer the position of its innermost frame, -1 where unknown; see `stack`.
+      spanning: Names of collectives between hosts, each with the number of devices of a group in one host.
     """
 
     program: str
@@ -247,6 +248,7 @@ class MemoryMap:
     transfers: Annotated[tuple[Transfer, ...], COLUMNS] = ()
     frames: Annotated[tuple[Frame, ...], COLUMNS] = ()
     frame_of: tuple[int, ...] = ()
+    spanning: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def by_index(self) -> dict[int, Allocation]:

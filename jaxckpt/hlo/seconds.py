@@ -3,7 +3,8 @@
 Each kernel takes the longer of its arithmetic and its traffic, and a launch. The estimate assumes:
 
 1. Kernels run one after the other.
-2. Collectives take the time of the links between devices of one host.
+2. Collectives take the time of the links between devices of one host, or of the network between hosts, if it is
+   slower.
 3. Copies between device and host take no time of kernels.
 4. The arithmetic of a library's kernel may be unknown (`Kernel.is_priced`).
 
@@ -32,35 +33,44 @@ _WAITS = (
 )
 
 
-def roofline_s(kernel: Kernel, rates: Rates) -> float:
-    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic."""
+def roofline_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
+    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic.
+
+    Of a collective between hosts `in_host` devices of a group are in one host.
+    """
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
     if kernel.opcode.removesuffix("-start") in COLLECTIVES:
-        return rates.exchange_s(kernel.traffic_bytes)
+        return rates.exchange_s(kernel.traffic_bytes, in_host=in_host)
     arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
     if kernel.matmul_flops:
         arithmetic_s += rates.matmul_s(kernel.matmul_flops, kernel.matmul_dtype)
     return max(arithmetic_s, kernel.traffic_bytes / rates.memory_bandwidth_bytes_per_s)
 
 
-def kernel_s(kernel: Kernel, rates: Rates) -> float:
-    """Seconds of one run of a kernel."""
+def kernel_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
+    """Seconds of one run of a kernel; `in_host` is that of `roofline_s`."""
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
-    return rates.launch_s + roofline_s(kernel, rates)
+    return rates.launch_s + roofline_s(kernel, rates, in_host=in_host)
+
+
+def kernels_s(memory: MemoryMap, rates: Rates) -> tuple[float, ...]:
+    """Seconds that each kernel takes in one run of the program."""
+    spanning = dict(memory.spanning)
+    return tuple(k.count * kernel_s(k, rates, in_host=spanning.get(k.name, 0)) for k in memory.kernels)
 
 
 def step_s(memory: MemoryMap, rates: Rates) -> float:
     """Seconds of one run of the program, without the delays of copies between device and host."""
-    return sum(kernel.count * kernel_s(kernel, rates) for kernel in memory.kernels)
+    return sum(kernels_s(memory, rates))
 
 
 def seconds_by_part(memory: MemoryMap, rates: Rates) -> dict[Part, float]:
     """The same for each part of the step; parts without kernels are left out."""
     parts: dict[Part, float] = {}
-    for kernel in memory.kernels:
-        parts[kernel.part] = parts.get(kernel.part, 0.0) + kernel.count * kernel_s(kernel, rates)
+    for kernel, seconds in zip(memory.kernels, kernels_s(memory, rates), strict=True):
+        parts[kernel.part] = parts.get(kernel.part, 0.0) + seconds
     return parts
 
 
@@ -86,7 +96,7 @@ class Hiding:
 
 def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
     """Hidden part of the copies one way."""
-    clock_s = list(accumulate((k.count * kernel_s(k, rates) for k in memory.kernels), initial=0.0))
+    clock_s = list(accumulate(kernels_s(memory, rates), initial=0.0))
 
     def hidden_bytes(transfer: Transfer) -> float:
         kernels_s = (clock_s[transfer.ends] - clock_s[transfer.starts]) / transfer.count
@@ -114,12 +124,11 @@ def _stall_per_iteration_s(memory: MemoryMap, rates: Rates, count: float) -> flo
     for transfer in transfers:
         ends[transfer.ends].append(transfer.starts)
     copies, now_s = HostLinkQueue(rates.host_bandwidth_bytes_per_s), 0.0
-    for at, kernel in enumerate((*memory.kernels, None)):
+    for at, seconds in enumerate((*kernels_s(memory, rates), 0.0)):
         for started in ends[at]:
             now_s += copies.wait(started, now_s=now_s)
         if at in starts:
             start = copies.store if starts[at].to_host else copies.load
             start(at, starts[at].size_bytes, now_s=now_s)
-        if kernel is not None:
-            now_s += kernel.count * kernel_s(kernel, rates) / count
+        now_s += seconds / count
     return copies.stall_s

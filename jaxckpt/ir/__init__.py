@@ -6,7 +6,14 @@ tile), `layers` (equal layers folded into one name), `scope` (name stacks).
 Algorithms on these data are in `jaxckpt.schedule`.
 """
 
-from jaxckpt.ir.graph import Graph as Graph, Op as Op, Phase as Phase, Value as Value
+from jaxckpt.ir.graph import (
+    NO_EXCHANGE as NO_EXCHANGE,
+    Exchange as Exchange,
+    Graph as Graph,
+    Op as Op,
+    Phase as Phase,
+    Value as Value,
+)
 from jaxckpt.ir.kind import Kind as Kind, Trait as Trait, kind_of as kind_of, trait_of as trait_of
 from jaxckpt.ir.plan import (
     DECISIONS as DECISIONS,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.kind import Kind, Trait
@@ -43,6 +43,21 @@ def axis_size(axis: str, mesh: Mapping[str, int]) -> int:
     """How many devices an axis of a mesh has, or a part of one ("axis/4"); 1 where there is no such axis."""
     _, slash, part = axis.rpartition("/")
     return int(part) if slash else mesh.get(part, 1)
+
+
+class Exchange(NamedTuple):
+    """Bytes that one device gets from others, in groups of devices along some axes of the mesh.
+
+    Attributes:
+      size_bytes: What it gets.
+      axes: Names of the axes, or of parts of axes ("axis/4").
+    """
+
+    size_bytes: int = 0
+    axes: tuple[str, ...] = ()
+
+
+NO_EXCHANGE = Exchange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +102,8 @@ class Op:
       flops: Floating-point operations on one device of a contraction or of an op with a body; 0 where only traffic
         matters; None where they are unknown (the op is then counted as unpriced).
       traffic_bytes: Bytes that one device moves inside an op with a body, all iterations together; 0 for others.
-      exchange_bytes: Bytes that one device gets from others, as the compiler will split the work.
-      gathered_bytes: Of these, parts of operands.
+      gathered: Parts of operands that one device gets from others, as the compiler will split the work.
+      summed: The same of results: partial sums, or parts.
       workspace_bytes: Device bytes that an op with a body needs while it runs, besides reads and writes.
       carries: How many of its first results are the carries of a loop, written over their initial values.
       effects: Names of its side effects; an op that has any is never run twice.
@@ -109,8 +124,8 @@ class Op:
     phase: Phase
     flops: float | None = 0
     traffic_bytes: int = 0
-    exchange_bytes: int = 0
-    gathered_bytes: int = 0
+    gathered: Exchange = NO_EXCHANGE
+    summed: Exchange = NO_EXCHANGE
     workspace_bytes: int = 0
     carries: int = 0
     effects: tuple[str, ...] = ()
@@ -120,6 +135,11 @@ class Op:
     placement: str = ""
     policies: tuple[str, ...] = ()
     loop: int | None = None
+
+    @property
+    def exchange_bytes(self) -> int:
+        """All that one device gets from others."""
+        return self.gathered.size_bytes + self.summed.size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,7 +452,7 @@ class Graph:
         known: dict[tuple[object, ...], int] = {}
         signatures = []
         for op in self.ops:
-            cost = (op.flops, op.traffic_bytes, op.exchange_bytes, op.gathered_bytes, op.workspace_bytes)
+            cost = (op.flops, op.traffic_bytes, op.gathered, op.summed, op.workspace_bytes)
             key = (op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))
             signatures.append(known.setdefault(key, len(known)))
         return tuple(signatures)
@@ -518,6 +538,24 @@ class Graph:
     def axis_size(self, axis: str) -> int:
         """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""
         return axis_size(axis, dict(self.mesh))
+
+    def devices_in_host(self, axes: Iterable[str], devices_per_host: int) -> int:
+        """How many devices of a group along some axes are in one host; 0 if the whole group is.
+
+        Devices are numbered by the axes of the mesh, the last one fastest, and hosts have as many of them each. Of a
+        part of an axis the devices are taken to be neighbours.
+        """
+        if not devices_per_host:
+            return 0
+        strides, stride = {}, 1
+        for axis, size in reversed(self.mesh):
+            strides[axis], stride = stride, stride * size
+        devices = in_host = 1
+        for axis in dict.fromkeys(axes):
+            size = self.axis_size(axis)
+            devices *= size
+            in_host *= min(size, max(1, devices_per_host // strides.get(axis.partition("/")[0], 1)))
+        return 0 if in_host == devices else in_host
 
     def elements(self, value: int) -> int:
         """Number of elements of a value on one device."""

@@ -44,11 +44,12 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
             " of jaxckpt/machine/facts",
             device_kind=facts.description,
         )
-    link_bytes_per_s = 0.0
+    link_bytes_per_s = network_bytes_per_s = 0.0
     match facts:
         case GpuFacts():
             matmul, vector = _gpu_flops_per_s(facts)
             host, link_bytes_per_s = facts.host_bandwidth, facts.link_bandwidth * LINK_EFFICIENCY
+            network_bytes_per_s = (facts.network_bandwidth or 0.0) * LINK_EFFICIENCY
         case TpuFacts():
             vector, host = facts.vector_flops * COMPUTE_EFFICIENCY, facts.host_link_bandwidth
             bf16 = facts.measured_bf16_flops or facts.bf16_flops * COMPUTE_EFFICIENCY
@@ -69,6 +70,7 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
         has_product_library=isinstance(facts, GpuFacts),
         memory_bytes=facts.device_memory_bytes,
         link_bandwidth_bytes_per_s=link_bytes_per_s,
+        network_bandwidth_bytes_per_s=network_bytes_per_s,
     )
 
 

@@ -62,6 +62,7 @@ class GpuFacts(DeviceFacts):
       host_link_bandwidth: To the host in one direction, where it is not PCIe.
       nvlink_links: Links to other GPUs of the host.
       nvlink_bandwidth: Of one link in one direction.
+      network_bandwidth: Of one GPU's share of the network between hosts, in one direction.
       measured_bf16_flops: What a large matrix product reached.
 
     The other attributes are fields of XLA's `GpuDeviceInfoProto` under their own names.
@@ -91,6 +92,7 @@ class GpuFacts(DeviceFacts):
     host_link_bandwidth: Rate | None = None
     nvlink_links: Count | None = None
     nvlink_bandwidth: Rate | None = None
+    network_bandwidth: Rate | None = None
     measured_bf16_flops: Rate | None = None
 
     @property

@@ -8,7 +8,7 @@ one loads no compiler and, but for "attached", looks at no device. Read after `d
 import math
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from jaxckpt.machine.calibration_file import Calibration, load_calibration
 from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
 from jaxckpt.machine.devices import attached_facts, attached_topology, devices_for
 from jaxckpt.machine.fact_files import known_facts, load_facts
-from jaxckpt.machine.topology import Topology, topology_of
+from jaxckpt.machine.topology import GpuTopology, Topology, topology_of
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -162,11 +162,18 @@ class Target:
 
     @property
     def rates(self) -> Rates:
-        """Attainable rates of one device: measured if it was calibrated, else from its datasheet.
+        """Attainable rates of one device among its host's: measured if it was calibrated, else from its datasheet.
 
         Raises:
           TargetError: An attached device is in no fact file, and was not calibrated.
         """
+        rates = self._device_rates
+        if isinstance(self.topology, GpuTopology) and self.topology.host_count > 1:
+            return replace(rates, devices_per_host=self.topology.devices_per_host)
+        return rates
+
+    @property
+    def _device_rates(self) -> Rates:
         if self.calibration is None:
             return rates_from_facts(self.name, self.facts)
         if isinstance(self.facts, UnknownDeviceFacts):

@@ -17,7 +17,7 @@ from typing import Any
 from jaxckpt._errors import FootprintFileError, TargetError
 from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
-from jaxckpt.hlo import Kernel, MemoryMap, Part, kernel_s
+from jaxckpt.hlo import Kernel, MemoryMap, Part, kernels_s
 from jaxckpt.machine import Target
 
 LIVE = "live bytes"
@@ -81,7 +81,7 @@ def _estimated_s(target: str, memory: MemoryMap) -> tuple[float, ...] | None:
         rates = Target(target).rates
     except TargetError:  # the footprint comes from elsewhere
         return None
-    return tuple(kernel.count * kernel_s(kernel, rates) for kernel in memory.kernels)
+    return kernels_s(memory, rates)
 
 
 def _starts_ns(memory: MemoryMap, seconds: Sequence[float] | None) -> list[int]:

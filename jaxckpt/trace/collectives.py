@@ -19,7 +19,7 @@ from math import prod
 
 import jax.extend.core as jex
 
-from jaxckpt.ir import Kind, Trait, trait_of
+from jaxckpt.ir import NO_EXCHANGE, Exchange, Kind, Trait, trait_of
 from jaxckpt.ir.regions import TO_SHARDS
 from jaxckpt.program.flat_program import Atom
 from jaxckpt.program.open_shard_map import ValueSharding
@@ -31,12 +31,12 @@ _RESHARDS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 class DeviceShare:
     """The share of one device in the work of an equation, which is divided among so many devices (`ways`).
 
-    `gathered_bytes` are parts of operands that it receives, `summed_bytes` partial sums or parts of the result.
+    `gathered` are parts of operands that it receives, `summed` partial sums or parts of the result.
     """
 
     ways: int = 1
-    gathered_bytes: int = 0
-    summed_bytes: int = 0
+    gathered: Exchange = NO_EXCHANGE
+    summed: Exchange = NO_EXCHANGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,43 +66,46 @@ def device_share(eqn: jex.JaxprEqn, kind: Kind, operands: OperandShardings) -> D
     if name == "shard_map":
         return DeviceShare(ways=eqn.params["mesh"].size)
     if name == TO_SHARDS:
-        return DeviceShare(summed_bytes=_resharded_bytes(operands, eqn.params["split"]))
+        return DeviceShare(summed=_resharded(operands, eqn.params["split"]))
     if trait_of(name) is Trait.COLLECTIVE and name not in _RESHARDS:
-        return DeviceShare(summed_bytes=_collective_bytes(eqn, operands))
+        return DeviceShare(summed=_collective(eqn, operands))
     if name == "dot_general":
         return _share_of_product(eqn, operands)
     if operands.first_read and kind is Kind.REDUCTION and "axes" in eqn.params:
         summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
         ways = operands.ways(_axes(operands.first_read))
-        return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
+        return DeviceShare(ways=ways, summed=Exchange(_all_reduce_bytes(operands, summed), _ordered(summed)))
     if operands.first_read and name in _RESHARDS:
         ways = operands.ways(_axes(operands.write))
-        return DeviceShare(ways=ways, summed_bytes=_resharded_bytes(operands, operands.write))
+        return DeviceShare(ways=ways, summed=_resharded(operands, operands.write))
     shardings = (operands.write, *operands.reads)
     return DeviceShare(ways=max(operands.ways(_axes(sharding)) for sharding in shardings))
 
 
-def _resharded_bytes(operands: OperandShardings, sharding: ValueSharding) -> int:
-    """Bytes of its result that a device receives where the operand is sharded over more axes."""
+def _resharded(operands: OperandShardings, sharding: ValueSharding) -> Exchange:
+    """Parts of its result that a device receives where the operand is sharded over more axes."""
     gathered = _axes(operands.first_read) - _axes(sharding)
-    return operands.write_bytes - operands.write_bytes // operands.ways(gathered)
+    size_bytes = operands.write_bytes - operands.write_bytes // operands.ways(gathered)
+    return Exchange(size_bytes, _ordered(gathered))
 
 
-def _collective_bytes(eqn: jex.JaxprEqn, operands: OperandShardings) -> int:
+def _collective(eqn: jex.JaxprEqn, operands: OperandShardings) -> Exchange:
     """Bytes that a device receives in a collective that the step calls."""
     name, params = eqn.primitive.name, eqn.params
     axes = params.get("axes", params.get("axis_name", ()))
     groups = params.get("axis_index_groups")
     named = axes if isinstance(axes, tuple | list) else (axes,)
-    ways = len(groups[0]) if groups else operands.ways(axis for axis in named if isinstance(axis, str))
+    along = tuple(axis for axis in named if isinstance(axis, str))
+    ways = len(groups[0]) if groups else operands.ways(along)
     read_bytes = sum(operands.read_bytes)
+    size_bytes = read_bytes * (ways - 1) // ways
     if name.startswith(("psum", "pmax", "pmin")):
-        return 2 * read_bytes * (ways - 1) // ways
-    if name.startswith("all_gather"):
-        return ways * read_bytes - read_bytes
-    if "permute" in name:
-        return read_bytes
-    return read_bytes * (ways - 1) // ways
+        size_bytes = 2 * read_bytes * (ways - 1) // ways
+    elif name.startswith("all_gather"):
+        size_bytes = ways * read_bytes - read_bytes
+    elif "permute" in name:
+        size_bytes = read_bytes
+    return Exchange(size_bytes, along)
 
 
 def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:
@@ -115,18 +118,19 @@ def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceSh
     left_place = _result_dimensions(len(left), left_batch, left_sum, first_free=len(left_batch))
     right_free = len(left) - len(left_sum)
     right_place = _result_dimensions(len(right), right_batch, right_sum, first_free=right_free)
-    gathered_bytes = 0
+    gathered_bytes, gathered_axes = 0, set[str]()
     both = zip((left, right), (left_place, right_place), operands.read_bytes, strict=True)
     for sharding, place, own_bytes in both:
         kept = [set(write[place[dim]]) if dim in place else summed for dim in range(len(sharding))]
         gathered = {axis for axes, same in zip(sharding, kept, strict=True) for axis in axes if axis not in same}
         gathered_bytes += own_bytes * (operands.ways(gathered) - 1)
+        gathered_axes |= gathered
     scattered = summed & _axes(write)
     scattered_bytes = operands.write_bytes * (operands.ways(scattered) - 1)
     return DeviceShare(
         ways=operands.ways(_axes(write) | summed),
-        gathered_bytes=gathered_bytes,
-        summed_bytes=scattered_bytes + _all_reduce_bytes(operands, summed - scattered),
+        gathered=Exchange(gathered_bytes, _ordered(gathered_axes)),
+        summed=Exchange(scattered_bytes + _all_reduce_bytes(operands, summed - scattered), _ordered(summed)),
     )
 
 
@@ -144,6 +148,10 @@ def _all_reduce_bytes(operands: OperandShardings, axes: set[str]) -> int:
 
 def _padded(sharding: ValueSharding, atom: Atom) -> ValueSharding:
     return sharding or ((),) * len(atom.aval.shape)
+
+
+def _ordered(axes: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(axes))
 
 
 def _axes(sharding: ValueSharding) -> set[str]:

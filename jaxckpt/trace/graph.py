@@ -204,7 +204,7 @@ class _Builder:
         # of them is exchanged. Of other ops exchanged results are materialised, so they do not fuse.
         if kind in _FUSIBLE and self._argument_derived.issuperset(reads):
             self._argument_derived.update(writes)
-        elif share.summed_bytes:
+        elif share.summed.size_bytes:
             traits |= {Trait.COLLECTIVE}
             if kind is Kind.ELEMENTWISE or primitive == TO_SHARDS:
                 kind = Kind.OPAQUE
@@ -219,8 +219,8 @@ class _Builder:
                 phase=phase,
                 flops=work.flops and work.flops / share.ways,
                 traffic_bytes=work.traffic_bytes // share.ways,
-                exchange_bytes=share.gathered_bytes + share.summed_bytes,
-                gathered_bytes=share.gathered_bytes,
+                gathered=share.gathered,
+                summed=share.summed,
                 workspace_bytes=work.workspace_bytes // (1 if primitive == "shard_map" else share.ways),
                 carries=_carries(eqn),
                 effects=_effect_names(equation),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt.cost import arithmetic_costs, fuse, replay
-from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save
+from jaxckpt.ir import Exchange, Graph, GraphPlan, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 from tests.residuals import residuals
@@ -263,8 +263,8 @@ def test_exchanges_take_link_time_and_clones_gather_nothing():
         return found.step_s, found.recompute_s
 
     step_s, recompute_s = seconds()
-    summed_s, summed_again_s = seconds(exchange_bytes=10**6)
-    gathered_s, gathered_again_s = seconds(exchange_bytes=10**6, gathered_bytes=10**6)
+    summed_s, summed_again_s = seconds(summed=Exchange(10**6))
+    gathered_s, gathered_again_s = seconds(gathered=Exchange(10**6))
     assert summed_s - step_s == pytest.approx(2 * 1e-2)
     assert summed_again_s - recompute_s == pytest.approx(1e-2)
     assert gathered_s - step_s == pytest.approx(1e-2)  # the backward gathers what it reads anyway

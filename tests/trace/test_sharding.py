@@ -79,6 +79,7 @@ def test_a_product_summed_over_devices_exchanges_partial_sums(step):
     (up, _), (down, value), *_ = results_of(trace_step(step, *arguments(MEGATRON)).graph, "dot_general")
     assert up.exchange_bytes == 0
     assert down.exchange_bytes == 2 * value.size_bytes * 3 // 4  # scattered over four, and gathered
+    assert down.summed.axes == ("model",)
     assert Trait.COLLECTIVE in down.traits - up.traits
 
 
@@ -87,7 +88,7 @@ def test_fully_sharded_weights_are_gathered_for_each_product(step):
     graph = trace_step(step, *arguments(SHARDED)).graph
     (up, value), *_ = results_of(graph, "dot_general")
     assert value.split == (("data",), ())
-    assert up.exchange_bytes == up.gathered_bytes == WIDTH * WIDE * 4 // 2  # the other device's half
+    assert up.exchange_bytes == up.gathered.size_bytes == WIDTH * WIDE * 4 // 2  # the other device's half
     assert Trait.COLLECTIVE not in up.traits
 
 
@@ -99,7 +100,7 @@ def test_gradients_of_fully_sharded_weights_are_reduce_scattered(step):
     )
     assert value.split == ((), ("data",))
     assert {graph.values[v].split for v in op.reads} == {(("data",), ())}
-    assert (op.exchange_bytes, op.gathered_bytes) == (value.size_bytes, 0)  # the other device's sum for this part
+    assert (op.exchange_bytes, op.gathered.size_bytes) == (value.size_bytes, 0)  # the other device's sum for this part
     assert value.size_bytes == WIDTH * WIDE * 4 // 2
 
 

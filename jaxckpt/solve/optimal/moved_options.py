@@ -189,7 +189,8 @@ def _moved_s(problem: Problem, value: int, cut: Partition) -> float:
     part_bytes = full_bytes // graph.axis_size(cut.axis or "")
     kernel_s = rates.launch_s + (full_bytes + part_bytes) / rates.memory_bandwidth_bytes_per_s
     iterations = max(1, graph.residual_bytes(value) // max(1, full_bytes))
-    return iterations * (2 * kernel_s + rates.exchange_s(full_bytes - part_bytes))
+    in_host = graph.devices_in_host((cut.axis,) if cut.axis else (), rates.devices_per_host)
+    return iterations * (2 * kernel_s + rates.exchange_s(full_bytes - part_bytes, in_host=in_host))
 
 
 def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
