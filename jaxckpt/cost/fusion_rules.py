@@ -23,6 +23,7 @@ from jaxckpt.schedule.layout import (
     exchanged_products,
     has_merged_axes,
     has_several_batch_axes,
+    is_matrix_product,
     keeps_axis,
 )
 
@@ -217,9 +218,9 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         | own_kernels,
         same_size_views=ops(lambda op: is_view_of(graph, op)) - written_views,
         products=ProductRules(
-            dots=ops(lambda op: op.primitive == "dot_general" and not sums_padded_parts(graph, op)) - library.keys(),
+            dots=ops(lambda op: is_matrix_product(op) and not sums_padded_parts(graph, op)) - library.keys(),
             library=library,
-            plain=ops(lambda op: has_library and op.primitive == "dot_general"),
+            plain=ops(lambda op: has_library and is_matrix_product(op)),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),
@@ -286,13 +287,13 @@ def _sole_views(graph: Graph, value: int) -> Iterator[Op]:
 
 def _has_epilogue(graph: Graph, op: Op) -> bool:
     """True for a product whose kernel may go on with its result."""
-    is_product = op.primitive == "dot_general" and not op.effects and not op.exchange_bytes
+    is_product = is_matrix_product(op) and not op.effects and not op.exchange_bytes
     return is_product and graph.elements(op.writes[0]) >= _TILES_ELEMENTS
 
 
 def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
     """Rule 9: the bytes that memory could move during a matrix product beyond those of its operands and result."""
-    if op.primitive != "dot_general":
+    if not is_matrix_product(op):
         return 0.0
     traffic_bytes = graph.size_bytes((*op.reads, *op.writes))
     return rates.bytes_during_product(op.flops or 0, graph.values[op.reads[0]].dtype) - traffic_bytes
@@ -316,7 +317,7 @@ def _only_products_read(graph: Graph, op: Op) -> bool:
     """True if products read the result of an op, directly or through views, and nothing else does."""
     readers = [graph.ops[reader] for v in op.writes for reader in graph.readers[v]]
     return bool(readers) and all(
-        reader.primitive == "dot_general" or (is_view_of(graph, reader) and _only_products_read(graph, reader))
+        is_matrix_product(reader) or (is_view_of(graph, reader) and _only_products_read(graph, reader))
         for reader in readers
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.schedule.layout import is_matrix_product
 
 _ALIGNED = 8
 """Elements; kernels of matrix units load so many at once."""
@@ -98,7 +99,7 @@ def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, list[float]] | None:
     """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
     # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a
     # batch b all counts are b times as large, and the ratio below is b.
-    if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
+    if not is_matrix_product(op) or not op.flops or len(op.reads) != 2:
         return None
     results = graph.elements(op.writes[0])
     left, right = (graph.elements(v) for v in op.reads)

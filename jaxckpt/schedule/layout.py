@@ -161,6 +161,11 @@ def exchanged_products(graph: Graph) -> frozenset[int]:
 ### Layout copies
 
 
+def is_matrix_product(op: Op) -> bool:
+    """True for a product of two matrices: an outer product, and most with a vector, are no contractions."""
+    return op.primitive == "dot_general" and op.kind is Kind.CONTRACTION
+
+
 def copied_views(graph: Graph) -> frozenset[int]:
     """Views whose results are copied for the products and the Fourier transforms that read them."""
     return frozenset(view for op in graph.ops for view in (*_copied_for(graph, op), *_copied_for_fft(graph, op)))
@@ -209,7 +214,7 @@ def _concatenates_transposed_products(graph: Graph, op: Op) -> bool:
     views_of_parts = (_views_of_product(graph, part) for part in op.reads)
     is_transposed = all(any(graph.ops[v].primitive == "transpose" for v in views) for views in views_of_parts)
     readers = (graph.ops[reader] for reader in graph.readers[op.writes[0]])
-    return is_transposed and any(reader.primitive == "dot_general" for reader in readers)
+    return is_transposed and any(map(is_matrix_product, readers))
 
 
 def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
@@ -236,7 +241,7 @@ def _copied_for_fft(graph: Graph, op: Op) -> Iterator[int]:
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:
     """The two operands of a matrix product, each with its groups of axes."""
-    axes = _AXES.search(op.detail) if op.primitive == "dot_general" and len(op.reads) == 2 else None
+    axes = _AXES.search(op.detail) if is_matrix_product(op) and len(op.reads) == 2 else None
     if axes is None:
         return
     left, right, left_batch, right_batch = (tuple(map(int, filter(None, each.split(",")))) for each in axes.groups())

@@ -56,6 +56,8 @@ _WORD_BYTES = 4
 _LONG_ROW, _FEW_ELEMENTS = 1024, 16
 """From this length, and up to this number of largest elements, XLA has a kernel for float32 (0.10.2 and 0.12.0.1)."""
 _FUSIBLE = (Kind.ELEMENTWISE, Kind.VIEW)
+_SMALL_MATRICES = 10_000_000
+"""Elements of both operands, without axes of a batch, below which XLA makes a sum of a product with a vector."""
 _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
 
 
@@ -78,10 +80,12 @@ class WorkCounter:
         self._bodies: dict[int, tuple[EquationWork, bool]] = {}
 
     def kind(self, eqn: jex.JaxprEqn) -> Kind:
-        """The primitive's kind, but for outer products, calls of elementwise work and sums over one element."""
+        """The primitive's kind, but for products with vectors, calls of elementwise work and sums over one element."""
         kind = kind_of(eqn.primitive.name)
         if eqn.primitive.name == "dot_general" and _contracted_size(eqn) == 1:
             return Kind.ELEMENTWISE  # XLA makes a product of broadcasts of an outer product, which fuses
+        if _is_sum_of_products(eqn):
+            return Kind.REDUCTION
         if eqn.primitive.name == "device_put" and _moves_nothing(eqn.params):
             return Kind.VIEW
         if eqn.primitive.name in _SUMS and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
@@ -95,7 +99,7 @@ class WorkCounter:
     def of(self, eqn: jex.JaxprEqn) -> EquationWork:
         """The work of an equation."""
         kind = self.kind(eqn)
-        if kind is Kind.CONTRACTION:
+        if kind is Kind.CONTRACTION or (kind is Kind.REDUCTION and eqn.primitive.name == "dot_general"):
             return EquationWork(flops=contraction_flops(eqn))
         if eqn.primitive.name == POOLING_GRADIENT:
             return _pooling_gradient(eqn)
@@ -178,6 +182,23 @@ def _contracted_size(eqn: jex.JaxprEqn) -> int:
     """Products that a `dot_general` adds up for each element of its result; 1 for an outer product."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+
+
+def _is_sum_of_products(eqn: jex.JaxprEqn) -> bool:
+    """True for a product of a vector and the rows of a matrix: XLA makes a multiplication and a sum of it, which fuse.
+
+    The same is true of columns, but their operand is in memory as often as that of a product (graph attention).
+    Source: xla/service/gpu/transforms/algebraic_simplifier.cc, ShouldStrengthReduceDotToReduce.
+    """
+    if eqn.primitive.name != "dot_general":
+        return False
+    free = [
+        math.prod(length for axis, length in enumerate(operand.aval.shape) if axis not in (*contracted, *batch))
+        for operand, contracted, batch in zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)
+    ]
+    (contracted, _), matrix = eqn.params["dimension_numbers"], free.index(max(free))
+    is_of_rows = max(contracted[matrix], default=-1) == len(eqn.invars[matrix].aval.shape) - 1
+    return 1 in free and is_of_rows and _contracted_size(eqn) * sum(free) < _SMALL_MATRICES
 
 
 def _moves_nothing(params: Mapping[str, Any]) -> bool:
