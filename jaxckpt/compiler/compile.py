@@ -31,7 +31,8 @@ from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.placement import memory_kind, mesh_of_target, place, place_sharding, target_mesh_of_step
 from jaxckpt.compiler.product_kernels import choose_products, product_options
-from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, spanning_collectives, step_s
+from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, parse_hlo, reconcile, spanning_collectives, step_s
+from jaxckpt.hlo.program import HloProgram
 from jaxckpt.machine import Target
 
 
@@ -120,7 +121,8 @@ class LoweredStep:
             paths = itertools.compress(self.argument_paths, is_read)
             memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
             if devices_per_host := target.rates.devices_per_host:
-                spanning = spanning_collectives(executable.as_text() or "", devices_per_host)
+                module = HloProgram(parse_hlo(program).hlo_module)
+                spanning = spanning_collectives(module, executable.as_text() or "", devices_per_host)
                 memory = replace(memory, spanning=tuple(spanning))
             problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
             seconds = step_s(memory, target.rates)

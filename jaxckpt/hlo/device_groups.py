@@ -2,13 +2,17 @@
 
 XLA prints groups in four forms: as lists, `{{0,1},{2,3}}`; as a transposed and divided range, `[8,64]<=[64,8]T(1,0)`;
 along axes of a mesh, `mesh['data'=64,'model'=8] {'data'}`; and as pairs of a source and a target. Devices are numbered
-host by host.
+host by host. Of an asynchronous collective XLA prints the groups with the instruction that starts it.
+
+Read after `program`.
 """
 
 import re
 from collections.abc import Iterator
 
 import numpy as np
+
+from jaxckpt.hlo.program import HloProgram
 
 _COLLECTIVE = re.compile(r"^\s*(?:ROOT )?%?(\S+) = .*?\b(replica_groups|source_target_pairs)=(.*)$", re.MULTILINE)
 _LISTS = re.compile(r"\{(\{[\d,{}]*\})\}")
@@ -18,19 +22,24 @@ _AXIS = re.compile(r"'([^']*)'=(\d+)")
 _PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 
 
-def spanning_collectives(text: str, devices_per_host: int) -> Iterator[tuple[str, int]]:
-    """The names of collectives between hosts, each with the number of devices of a group in one host.
+def spanning_collectives(program: HloProgram, text: str, devices_per_host: int) -> Iterator[tuple[str, int]]:
+    """The names of a program's collectives between hosts, each with the number of devices of a group in one host.
 
     Args:
-      text: A compiled module.
+      program: A compiled module.
+      text: The same module, as XLA prints it.
       devices_per_host: How many devices each host has.
     """
+    called = {i.name: i.called_computation_ids[0] for i in program.instructions.values() if i.opcode == "async-start"}
     for name, form, printed in _COLLECTIVE.findall(text):
         groups = groups_of(printed)
         hosts = [np.unique(np.asarray(group) // devices_per_host, return_counts=True) for group in groups]
         in_host = [int(counts.min()) for _, counts in hosts if len(counts) > 1]
         if in_host:
-            yield name, 1 if form == "source_target_pairs" else min(in_host)
+            collective = (
+                program.instructions[program.computations[called[name]].root_id].name if name in called else name
+            )
+            yield collective, 1 if form == "source_target_pairs" else min(in_host)
 
 
 def groups_of(printed: str) -> list[list[int]]:

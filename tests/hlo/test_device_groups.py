@@ -1,6 +1,7 @@
 """Collectives between hosts are found in a compiled module, in each form in which XLA prints groups of devices."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,8 @@ def test_collectives_in_one_host_are_left_out():
         for number, printed in enumerate(("[2,4]<=[8]", "[4,2]<=[2,4]T(1,0)", "[1,8]<=[8]"))
     )
     text += "\n  %moved = f32[8]{0} collective-permute(%x), channel_id=2, source_target_pairs={{0,1},{3,4}}"
-    assert dict(spanning_collectives(text, 4)) == {"all-reduce.1": 1, "all-reduce.2": 4, "moved": 1}
+    program = SimpleNamespace(instructions={}, computations={})
+    assert dict(spanning_collectives(program, text, 4)) == {"all-reduce.1": 1, "all-reduce.2": 4, "moved": 1}
 
 
 def test_a_group_has_as_many_devices_in_a_host_as_its_axes_are_inner_ones(graph_of_mesh):
@@ -81,6 +83,40 @@ def test_sums_between_hosts_take_the_time_of_the_network(h200, arguments):
     network_s = slower.traffic_bytes / (2 * rates.network_bandwidth_bytes_per_s)
     link_s = slower.traffic_bytes / rates.link_bandwidth_bytes_per_s
     assert between.step_s - inside.step_s == pytest.approx(network_s - link_s, rel=0.05)
+
+
+def test_a_collective_has_the_groups_of_the_instruction_that_starts_it():
+    start = SimpleNamespace(name="all-gather-start.1", opcode="async-start", called_computation_ids=[7])
+    program = SimpleNamespace(
+        instructions={1: start, 2: SimpleNamespace(name="all-gather.9", opcode="all-gather")},
+        computations={7: SimpleNamespace(root_id=2)},
+    )
+    text = (
+        "  %all-gather-start.1 = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), replica_groups=[1,2]<=[2], dimensions={0}"
+    )
+    assert dict(spanning_collectives(program, text, 1)) == {"all-gather.9": 1}
+
+
+def test_gathers_of_a_loops_body_are_found(h200):
+    """Weights are gathered over both hosts, layer by layer."""
+    split = NamedSharding(MESH, PartitionSpec("data"))
+    weights = jax.ShapeDtypeStruct(
+        (4, WIDTH, WIDTH), jnp.bfloat16, sharding=NamedSharding(MESH, PartitionSpec(None, "data"))
+    )
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16, sharding=split)
+
+    def layers(weights, x):
+        def layer(x, weight):
+            gathered = jax.lax.with_sharding_constraint(weight, NamedSharding(MESH, PartitionSpec()))
+            return jax.lax.with_sharding_constraint(jnp.tanh(x @ gathered), split), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    memory = jaxckpt.footprint(layers, weights, x, target="h200:2x4").memory
+    gathers = {kernel.name for kernel in memory.kernels if kernel.opcode in ("all-gather", "all-gather-start")}
+    assert gathers
+    assert gathers <= dict(memory.spanning).keys()
+    assert set(dict(memory.spanning).values()) == {1}
 
 
 def test_the_model_takes_the_time_of_the_network_too(h200):
