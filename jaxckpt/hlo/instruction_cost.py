@@ -1,8 +1,9 @@
 """Cost analysis of instructions: FLOPs of matrix products, of other arithmetic, and bytes of memory traffic.
 
 A fusion does the work of all its instructions and moves its operands and results once; of an operand that it only
-slices, the slice. Library calls carry the dimensions of their product in their configuration. Work of a library call
-that cannot be read is 0, and `Kernel.is_priced` is False. Read after `program`.
+slices, the slice. A collective moves what the device gets from others. Library calls carry the dimensions of their
+product in their configuration. Work of a library call that cannot be read is 0, and `Kernel.is_priced` is False. Read
+after `program`.
 """
 
 import json
@@ -11,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from jaxckpt.hlo.memory import Kernel
-from jaxckpt.hlo.program import HloProgram
+from jaxckpt.hlo.program import COLLECTIVES, HloProgram
 from jaxckpt.hlo.schema import TOKEN, TUPLE, Instruction, Shape, dtype_of, element_count, shape_bytes
 
 _NO_ARITHMETIC = frozenset(
@@ -132,9 +133,21 @@ def _traffic_bytes(program: HloProgram, instruction: Instruction) -> int:
     if instruction.opcode in _IN_PLACE:
         extra_bytes = sum(map(_array_bytes, read[1:])) if instruction.opcode == "scatter" else 0
         return 2 * _updated_bytes(program, instruction) + extra_bytes
+    read_bytes, written_bytes = sum(map(_array_bytes, read)), shape_bytes(_result(instruction.shape))
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):  # operand and result in one tuple
-        return sum(map(_array_bytes, read)) + shape_bytes(instruction.shape.tuple_shapes[1])
-    return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
+        written_bytes = shape_bytes(instruction.shape.tuple_shapes[1])
+    if (collective := instruction.opcode.removesuffix("-start")) in COLLECTIVES:
+        return _received_bytes(collective, read_bytes, written_bytes)
+    return read_bytes + written_bytes
+
+
+def _received_bytes(collective: str, read_bytes: int, written_bytes: int) -> int:
+    """Bytes that a device gets from others. Of an all-reduce, in a large group: its part of each sum, and the sums."""
+    if collective == "all-gather":
+        return written_bytes - read_bytes
+    if collective == "reduce-scatter":
+        return read_bytes - written_bytes
+    return read_bytes + written_bytes if collective == "all-reduce" else written_bytes
 
 
 def _fusion_bytes(program: HloProgram, fusion: Instruction) -> int:

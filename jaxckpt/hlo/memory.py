@@ -102,7 +102,7 @@ class Kernel:
       flops: Arithmetic of one run, a multiply-add being two.
       matmul_flops: The part of it that matrix units do.
       matmul_dtype: Their operands' dtype, that of the first of several; "" where there is none.
-      traffic_bytes: Operands and results of one run.
+      traffic_bytes: Operands and results of one run; of a collective what the device gets from others.
       is_priced: True if all of its arithmetic could be read; `flops` is too low where not.
       is_copy: True if it only copies between device and host while other kernels run: see `Transfer`.
       by_xla: True if XLA's own rematerialisation pass added it.

@@ -113,9 +113,10 @@ def test_gathers_of_a_loops_body_are_found(h200):
         return jax.lax.scan(layer, x, weights)[0]
 
     memory = jaxckpt.footprint(layers, weights, x, target="h200:2x4").memory
-    gathers = {kernel.name for kernel in memory.kernels if kernel.opcode in ("all-gather", "all-gather-start")}
+    gathers = [kernel for kernel in memory.kernels if kernel.opcode in ("all-gather", "all-gather-start")]
     assert gathers
-    assert gathers <= dict(memory.spanning).keys()
+    assert {kernel.name for kernel in gathers} <= dict(memory.spanning).keys()
+    assert {kernel.traffic_bytes for kernel in gathers} == {WIDTH * WIDTH * 2 // 2}  # the other host's half
     assert set(dict(memory.spanning).values()) == {1}
 
 

@@ -70,7 +70,7 @@ def test_kernels_of_a_compiled_decoder_move_fewer_bytes(monkeypatch):
     """With shaped residual stacks the product for the gradient of the up projection asks for a transposed one."""
 
     def traffic_bytes():
-        step = scanned_parallel_decoder(width=256, heads=4, layers=4, batch=4, length=256)
+        step = scanned_parallel_decoder(width=512, heads=8, layers=4, batch=4, length=512)
         planner = Planner(step, target="h200")
         (dots,) = (plan for plan in planner.simple_rules if plan.strategy == "dots")
         return sum(each.count * each.traffic_bytes for each in planner.measure(dots).footprint.memory.kernels)
