@@ -2,8 +2,8 @@
 
 Both scan over their layers, under a jit that says how arrays are split and what is donated; nothing is marked. Each is
 asked for half of what it takes as written, and for what `jax.checkpoint` on the body takes, compiled beside it; then
-with all decisions for half and for a tenth. A model has a process of its own, whose largest resident memory is that of
-planning for half. Compile-only: no device need be there.
+with all decisions for half and for a tenth. A model has a process of its own; a plan's largest resident memory is that
+of the process until the plan is made. Compile-only: no device need be there.
 
 Makes a table of docs/meshes.md from its results (`--tables` alone makes it from what is kept).
 """

@@ -8,5 +8,10 @@ of a schedule, and the seconds that it takes).
 
 from jaxckpt.cost.clock import HostLinkQueue as HostLinkQueue
 from jaxckpt.cost.fusion import Fusion as Fusion, fuse as fuse, strip_views as strip_views
-from jaxckpt.cost.rates import ArithmeticCosts as ArithmeticCosts, Rates as Rates, arithmetic_costs as arithmetic_costs
+from jaxckpt.cost.rates import (
+    ArithmeticCosts as ArithmeticCosts,
+    Rates as Rates,
+    arithmetic_costs as arithmetic_costs,
+    exchange_s as exchange_s,
+)
 from jaxckpt.cost.replay import Replay as Replay, replay as replay

@@ -25,6 +25,7 @@ from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.load_starts import loads_by_start
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
+from jaxckpt.cost.rates import exchange_s
 from jaxckpt.ir import Exchange, Graph, Kind, Op
 from jaxckpt.ir.regions import END, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
@@ -251,7 +252,7 @@ class BufferLiveness:
         moved_s = rates.kernel_s(read_bytes + write_bytes)
         if step.restores:
             axis = step.decision.axis
-            moved_s += self.kernels.exchange_s(Exchange(write_bytes - read_bytes, (axis,) if axis else ()))
+            moved_s += exchange_s(self.graph, Exchange(write_bytes - read_bytes, (axis,) if axis else ()), rates)
         self.clock.work(self.graph.runs_per_step(step.loop) * moved_s)
         self.births[write] = self.deaths[write] = at
 

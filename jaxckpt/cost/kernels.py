@@ -19,7 +19,7 @@ from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.cost.shared_passes import SharedPasses
-from jaxckpt.ir import Exchange, Graph, Kind, Op
+from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.initialisers import scatters_fused_with_add
@@ -259,14 +259,10 @@ class ScheduleKernels:
         if copies := self._further_copies(at, op, written):
             kernel_s += copies * self.rates.kernel_s(traffic_bytes)
         self.passes.write(at, kernel, op, written)
-        if op.exchange_bytes:
-            kernel_s += self.exchange_s(op.summed) + (0.0 if step.is_clone else self.exchange_s(op.gathered))
+        kernel_s += self.arithmetic.summed_s[op.id]
+        if not step.is_clone:
+            kernel_s += self.arithmetic.gathered_s[op.id]
         return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)
-
-    def exchange_s(self, exchange: Exchange) -> float:
-        """Seconds in which a device gets something from others."""
-        in_host = self.graph.devices_in_host(exchange.axes, self.rates.devices_per_host)
-        return self.rates.exchange_s(exchange.size_bytes, in_host=in_host)
 
     def _copy_s(self, step: Run) -> float:
         """Seconds of the kernel that writes a concatenation for one product (rule 10)."""

@@ -15,7 +15,7 @@ Source: Williams et al. 2009 (roofline).
 from dataclasses import dataclass
 
 from jaxckpt.cost.padding import padded_at_once, padding_bytes, parts_bytes
-from jaxckpt.ir import Graph, Kind, Op
+from jaxckpt.ir import Exchange, Graph, Kind, Op
 
 _WIDER = {
     "float16": "bfloat16",
@@ -135,7 +135,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticCosts:
-    """Arithmetic seconds of each op.
+    """Seconds of each op for arithmetic, and for what the device gets from others.
 
     Attributes:
       vector_s: What the op adds to the kernel that it is fused into.
@@ -145,6 +145,8 @@ class ArithmeticCosts:
       padded_at_once: The positions of its operands that are written into longer arrays at once, unless a product that
         is recomputed reads them too.
       parts_bytes: What a contraction writes that is summed in parts: all of them, before another kernel adds them up.
+      gathered_s: What it needs to get parts of operands from other devices.
+      summed_s: The same for results.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
     """
 
@@ -153,19 +155,31 @@ class ArithmeticCosts:
     padding_bytes: tuple[int, ...]
     padded_at_once: tuple[tuple[int, ...], ...]
     parts_bytes: tuple[int, ...]
+    gathered_s: tuple[float, ...]
+    summed_s: tuple[float, ...]
     unpriced: tuple[str, ...]
 
 
 def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
-    """The arithmetic of every op of a graph."""
+    """The arithmetic and the exchanges of every op of a graph."""
     return ArithmeticCosts(
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         padding_bytes=tuple(padding_bytes(graph, op) for op in graph.ops),
         padded_at_once=tuple(padded_at_once(graph, op) for op in graph.ops),
         parts_bytes=tuple(parts_bytes(graph, op) for op in graph.ops),
+        gathered_s=tuple(exchange_s(graph, op.gathered, rates) for op in graph.ops),
+        summed_s=tuple(exchange_s(graph, op.summed, rates) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
+
+
+def exchange_s(graph: Graph, exchange: Exchange, rates: Rates) -> float:
+    """Seconds in which a device gets something from others."""
+    if not exchange.size_bytes:
+        return 0.0
+    in_host = graph.devices_in_host(exchange.axes, rates.devices_per_host)
+    return rates.exchange_s(exchange.size_bytes, in_host=in_host)
 
 
 def is_threefry_draw(graph: Graph, op: Op) -> bool:

@@ -9,6 +9,7 @@ Read after `program`.
 
 import re
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def groups_of(printed: str) -> list[list[int]]:
     if ranged := _RANGE.match(printed):
         shape, dims = (tuple(map(int, ranged[i].split(","))) for i in (1, 2))
         axes = tuple(map(int, ranged[3].split(","))) if ranged[3] else tuple(range(len(dims)))
-        groups: list[list[int]] = np.arange(np.prod(dims)).reshape(dims).transpose(axes).reshape(shape).tolist()
+        groups: list[list[int]] = np.arange(prod(dims)).reshape(dims).transpose(axes).reshape(shape).tolist()
         return groups
     if mesh := _MESH.match(printed):
         return _along_axes({name: int(size) for name, size in _AXIS.findall(mesh[1])}, _PART.findall(mesh[2]))
@@ -73,13 +74,8 @@ def _along_axes(mesh: dict[str, int], grouped: list[tuple[str, str, str]]) -> li
         if own:
             places[name] = len(parts) + 1
         parts += [before, length, size // (before * length)]
-    ids = np.arange(np.prod(parts)).reshape(parts)
+    ids = np.arange(prod(parts)).reshape(parts)
     moved = [places[name] for name, _, _ in grouped]
-    groups: list[list[int]] = (
-        np.moveaxis(ids, moved, range(-len(moved), 0)).reshape(-1, _product(parts, moved)).tolist()
-    )
+    size = prod(parts[place] for place in moved)
+    groups: list[list[int]] = np.moveaxis(ids, moved, range(-len(moved), 0)).reshape(-1, size).tolist()
     return groups
-
-
-def _product(parts: list[int], places: list[int]) -> int:
-    return int(np.prod([parts[place] for place in places]))

@@ -28,7 +28,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import le
 
-from jaxckpt.ir import Partition, Phase
+from jaxckpt.cost import exchange_s
+from jaxckpt.ir import Exchange, Partition, Phase
 from jaxckpt.schedule import Run, partition_with_axes
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.options import Option
@@ -189,8 +190,8 @@ def _moved_s(problem: Problem, value: int, cut: Partition) -> float:
     part_bytes = full_bytes // graph.axis_size(cut.axis or "")
     kernel_s = rates.launch_s + (full_bytes + part_bytes) / rates.memory_bandwidth_bytes_per_s
     iterations = max(1, graph.residual_bytes(value) // max(1, full_bytes))
-    in_host = graph.devices_in_host((cut.axis,) if cut.axis else (), rates.devices_per_host)
-    return iterations * (2 * kernel_s + rates.exchange_s(full_bytes - part_bytes, in_host=in_host))
+    gathered = Exchange(full_bytes - part_bytes, (cut.axis,) if cut.axis else ())
+    return iterations * (2 * kernel_s + exchange_s(graph, gathered, rates))
 
 
 def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
