@@ -21,6 +21,9 @@ XLA calls it sibling fusion, or multi-output fusion.
    other.
 5. Loops of two bodies never join.
 6. A loop that reads nothing (a dropout mask, drawn from a key) and the first loop that reads its result are one kernel.
+7. A loop whose result a reduction reads joins no kernel that writes what it reads. XLA has put the loop into the kernel
+   of the reduction by then, and merges the readers of an array before it merges one with what writes the array: `tanh`
+   of a recomputed gelu is a kernel, the gelu and its derivative are the next one, with the gradient of the bias.
 
 Read after `fusion_analysis` and `rates`; `kernels` asks.
 """
@@ -178,6 +181,8 @@ class SharedPasses:
         largest = (source for source, size in reads.items() if size >= largest_bytes)
         over = [source for source in largest if not self._is_of_custom_fusion(source)]
         passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}  # rule 2
+        if (writing := passes.intersection([self._ready.get(source) for source in over])) and self._is_reduced(written):
+            passes -= writing  # rule 7
         return max([kernel for kernel in passes if self._can_join(kernel, at, op, reads)], default=at)
 
     def _pass(self, buffer: int, kernel: int) -> None:
@@ -243,6 +248,16 @@ class SharedPasses:
     def _siblings(self) -> Mapping[int, Collection[int]]:
         """For each instance of a sibling kernel what all of these kernels write (`FusionAnalysis.siblings`)."""
         return {instance: kernels for kernels in self._fusion.siblings.values() for instance in kernels}
+
+    def _is_reduced(self, written: Iterable[int]) -> bool:
+        """True if a reduction reads one of some instances."""
+        return not self._reduction_operands.isdisjoint(written)
+
+    @cached_property
+    def _reduction_operands(self) -> frozenset[int]:
+        ops = self._fusion.rules.graph.ops
+        runs = (step for step in self._steps if isinstance(step, Run) and ops[step.op].kind is Kind.REDUCTION)
+        return frozenset(instance for step in runs for instance in step.reads)
 
     @cached_property
     def _arguments(self) -> frozenset[int]:

@@ -97,6 +97,27 @@ def test_memory_of_a_recomputed_exact_gelu(specs):
 
 
 @needs_gpu_target
+def test_an_activation_joins_its_derivative_and_the_gradient_of_a_bias_not_what_both_read():
+    """The tanh of a recomputed gelu is a kernel, the gelu and its derivative are the next one."""
+
+    def step(weights, x, wanted):
+        def loss(weights):
+            hidden = x
+            for each, bias in weights["layers"]:
+                hidden = jax.nn.gelu(hidden @ each + bias)
+            return jnp.square(hidden @ weights["head"] - wanted).mean()
+
+        return jax.grad(loss)(weights)
+
+    layers = [(spec(64, 128), spec(128)), (spec(128, 128), spec(128))]
+    rows = 32, 128, 128
+    weights = {"layers": layers, "head": spec(128, 1)}
+    planner = Planner(step, weights, spec(*rows, 64), spec(*rows, 1), target="h200")
+    off_bytes, _ = errors(planner, solve(planner.problem, "full"))
+    assert abs(off_bytes) < 0.02
+
+
+@needs_gpu_target
 def test_a_recomputed_operand_that_products_alone_read_waits_for_nothing():
     """XLA computes a relu in the kernel of the product that reads it, before it merges other kernels."""
     planner = perceptron(biased(jax.nn.relu), BIASED)
