@@ -4,7 +4,9 @@ An integer programme over x_sk, "stage s takes option k":
 
     minimise    sum seconds_sk x_sk  +  store + load
     subject to  sum_k x_sk = 1                                        for each stage
-                sum_k own_isk x_sk + held_i <= budget                 for each interval i in which s is active
+                sum_k own_isk x_sk + held_i + sum_k in_flight_tk x_tk <= budget
+                                                                      for each interval i in which s is active, with the
+                                                                      stage t before s
                 held_i = held_j + sum_k bytes_tk x_tk - ...           for stages t that are held in i but not in j, the
                                                                       interval before, minus those held in j but not i
                 sum_{s>=t, k} copy_sk x_sk - store <= hiding_t        for each stage t, and the same for load
@@ -161,6 +163,9 @@ def _add_memory(
     peak = {count + len(memory.intervals): -1.0} if budget_bytes is None else {}
     for held, interval in enumerate(memory.intervals, count):
         own = {k: size_bytes / unit for k, size_bytes in enumerate(interval.own_bytes, first[interval.stage])}
+        if (copying := interval.copying) is not None:
+            before_it = enumerate(options[copying], first[copying])
+            own |= {k: option.in_flight_bytes / unit for k, option in before_it if option.in_flight_bytes}
         rows.add({held: 1.0, **own, **peak}, upper=(budget_bytes or 0) / unit)
 
 

@@ -1,7 +1,8 @@
 """Variants of each stage's options that offload or shard saved values, and the constraint of the host link.
 
-An offloaded value takes no device memory while other stages are active, and costs time on the link to the host. The
-link carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads must
+An offloaded value takes device memory while its own stage and the next one are active, and costs time on the link to
+the host: in the forward pass its store ends while the next stage runs, in the backward its load begins there. The link
+carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads must
 end when its backward begins. So with copy seconds c_s of each stage, forward seconds f_s and backward seconds b_s
 (stages 0 to n-1, the backward runs from n-1 down), no order of copies delays the step by less than
 
@@ -131,10 +132,16 @@ def offload_variants(
     They have fewer device bytes; the bytes may be negative, since an option does not count its boundary.
     """
     eligible = (v for v in option.saved | boundary if _may_offload(problem, v, before))
+    in_loops, residual_bytes = values_in_loops(problem.graph), problem.graph.residual_bytes
     for offloaded in moved_sets(problem, option, boundary, frozenset(eligible)):
-        offloaded_bytes = sum(map(problem.graph.residual_bytes, offloaded))
-        saved_bytes = option.saved_bytes - offloaded_bytes
-        yield replace(option, offloaded=offloaded, offloaded_bytes=offloaded_bytes, saved_bytes=saved_bytes)
+        offloaded_bytes = sum(map(residual_bytes, offloaded))
+        yield replace(
+            option,
+            offloaded=offloaded,
+            offloaded_bytes=offloaded_bytes,
+            in_flight_bytes=sum(map(residual_bytes, offloaded - in_loops)),
+            saved_bytes=option.saved_bytes - offloaded_bytes,
+        )
 
 
 def shard_variants(problem: Problem, option: Option, boundary: frozenset[int] = frozenset()) -> Iterator[Option]:
@@ -201,14 +208,9 @@ def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> Hos
     for step, seconds, (_, stage) in zip(baseline.steps, baseline.seconds, staged.activity.of_steps, strict=True):
         is_forward = isinstance(step, Run) and not step.is_clone and problem.graph.ops[step.op].phase is Phase.FORWARD
         (forward_s if is_forward else backward_s)[stage] += seconds
-    in_loops = values_in_loops(problem.graph)
-
-    def copy_s(option: Option) -> float:
-        outside = option.offloaded - in_loops
-        return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
-
+    bandwidth = problem.rates.host_bandwidth_bytes_per_s
     return HostLink(
-        copy_s=tuple(tuple(map(copy_s, own)) for own in options),
+        copy_s=tuple(tuple(option.in_flight_bytes / bandwidth for option in own) for own in options),
         host_bytes=tuple(tuple(option.offloaded_bytes for option in own) for own in options),
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),

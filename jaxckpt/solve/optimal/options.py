@@ -61,6 +61,8 @@ class Option:
       recompute_s: Seconds of clones and pins, as the integer programme counts them.
       untouched: Residuals without a decision: all of the stage, or none.
       offloaded: Those of `saved`, and of the boundary, that are offloaded; see `moved_options`.
+      offloaded_bytes: Bytes of these on the host.
+      in_flight_bytes: Bytes of those outside of loops, which are on the device while the next stage is active, too.
       sharded: Those of `saved`, and of the boundary, that are sharded; see `moved_options`.
       gather_s: Seconds of slicing and gathering boundary values, which no replay of the subproblem counts.
     """
@@ -71,6 +73,7 @@ class Option:
     untouched: frozenset[int] = frozenset()
     offloaded: frozenset[int] = frozenset()
     offloaded_bytes: int = 0
+    in_flight_bytes: int = 0
     sharded: frozenset[int] = frozenset()
     gather_s: float = 0.0
 

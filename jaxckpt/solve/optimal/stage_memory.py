@@ -32,6 +32,11 @@ class ActiveInterval:
     holding: tuple[int, ...]
     own_bytes: tuple[int, ...]
 
+    @property
+    def copying(self) -> int | None:
+        """The stage whose offloaded values are on their way to the host, or back: the one before, if it is held."""
+        return self.stage - 1 if self.stage - 1 in self.holding else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
@@ -42,8 +47,13 @@ class StageMemory:
 
     def peak_bytes(self, options: Sequence[Sequence[Option]], chosen: Sequence[int]) -> int:
         """Peak of live bytes for one option of each stage."""
-        saved = [own[k].saved_bytes for own, k in zip(options, chosen, strict=True)]
-        return max(i.own_bytes[chosen[i.stage]] + sum(saved[t] for t in i.holding) for i in self.intervals)
+        taken = [own[k] for own, k in zip(options, chosen, strict=True)]
+        return max(
+            interval.own_bytes[chosen[interval.stage]]
+            + sum(taken[t].saved_bytes for t in interval.holding)
+            + (0 if interval.copying is None else taken[interval.copying].in_flight_bytes)
+            for interval in self.intervals
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

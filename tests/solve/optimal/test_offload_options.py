@@ -122,6 +122,15 @@ def test_fewer_values_stay_where_that_lets_loads_start_early(layers, copy_s):
     assert 0 < solved(problem(copy_s=copy_s, layers=layers), 7).predicted.stall_s < copy_s
 
 
+@pytest.mark.parametrize("copy_s", [WORK_S, 0.1 * WORK_S])
+def test_room_is_left_for_values_on_their_way(copy_s):
+    """Stores end, and loads begin, while the next stage runs: the budget holds both stages' values then."""
+    found = solved(problem(copy_s=copy_s, layers=48), 6)
+    assert offloaded(found)
+    assert found.predicted.temp_bytes <= 6 * BYTES
+    assert found.predicted.stall_s == 0
+
+
 def test_the_host_is_not_filled_beyond_its_bytes():
     assert solved(problem(copy_s=1e-6)).predicted.host_bytes > 2 * BYTES
     assert solved(problem(copy_s=1e-6, most_host_bytes=2 * BYTES)).predicted.host_bytes <= 2 * BYTES
