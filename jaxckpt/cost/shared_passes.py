@@ -21,9 +21,10 @@ XLA calls it sibling fusion, or multi-output fusion.
    other.
 5. Loops of two bodies never join.
 6. A loop that reads nothing (a dropout mask, drawn from a key) and the first loop that reads its result are one kernel.
-7. A loop whose result a reduction reads joins no kernel that writes what it reads. XLA has put the loop into the kernel
-   of the reduction by then, and merges the readers of an array before it merges one with what writes the array: `tanh`
-   of a recomputed gelu is a kernel, the gelu and its derivative are the next one, with the gradient of the bias.
+7. A loop whose result a reduction reads joins another reader of its operand rather than what writes the operand, if
+   both readers do not depend on each other. XLA merges the readers of an array before it merges one with what writes
+   the array: `tanh` of a recomputed gelu is a kernel, the gelu and its derivative are the next one, with the gradient
+   of the bias.
 
 Read after `fusion_analysis` and `rates`; `kernels` asks.
 """
@@ -182,7 +183,7 @@ class SharedPasses:
         over = [source for source in largest if not self._is_of_custom_fusion(source)]
         passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}  # rule 2
         if (writing := passes.intersection([self._ready.get(source) for source in over])) and self._is_reduced(written):
-            passes -= writing  # rule 7
+            passes.difference_update([kernel for kernel in writing if self._has_other_reader(kernel, at)])  # rule 7
         return max([kernel for kernel in passes if self._can_join(kernel, at, op, reads)], default=at)
 
     def _pass(self, buffer: int, kernel: int) -> None:
@@ -249,6 +250,12 @@ class SharedPasses:
         """For each instance of a sibling kernel what all of these kernels write (`FusionAnalysis.siblings`)."""
         return {instance: kernels for kernels in self._fusion.siblings.values() for instance in kernels}
 
+    def _has_other_reader(self, kernel: int, at: int) -> bool:
+        """True if a step needs nothing of the last loop of a kernel, a clone that reads what the kernel writes."""
+        *writing, last = self._kernels[kernel].steps
+        step = self._steps[last]
+        return bool(writing) and isinstance(step, Run) and step.is_clone and self._behind([last], at) is not None
+
     def _is_reduced(self, written: Iterable[int]) -> bool:
         """True if a reduction reads one of some instances."""
         return not self._reduction_operands.isdisjoint(written)
@@ -296,6 +303,23 @@ class SharedPasses:
         is_cheap = fusion.rules.expensive.isdisjoint(ops) and all(graph.ops[op].primitive != "transpose" for op in ops)
         return is_cheap and len(arrays) == 1
 
+    def _behind(self, loops: Sequence[int], at: int) -> tuple[list[int], set[int]] | None:
+        """The steps before a step that need results of some loops, and what these and the loops write.
+
+        None if the step needs them itself, or a copy to the host does.
+        """
+        steps = self._steps
+        dependent, behind = {instance for loop in loops for instance in steps[loop].writes}, list[int]()
+        for between in range(min(loops) + 1, at):
+            step = steps[between]
+            awaited = step.trigger if isinstance(step, Barrier) else step.after if isinstance(step, Run) else None
+            if between not in loops and (awaited in dependent or not dependent.isdisjoint(step.reads)):
+                if isinstance(step, Move):
+                    return None
+                dependent.update(step.writes)
+                behind.append(between)
+        return (behind, dependent) if dependent.isdisjoint(steps[at].reads) else None
+
     def _postpone(self, shared: _SharedKernel, loops: Sequence[int], kernel: int, at: int) -> bool:
         """Lets loops of a kernel run in a later one that a step is in, unless what they write leads to this step."""
         steps = self._steps
@@ -305,19 +329,11 @@ class SharedPasses:
         joined = self._kernels[kernel].steps if kernel in self._kernels else []
         if not self._is_one_loop((*joined, *loops, at)):
             return False
-        results = [instance for loop in loops for instance in steps[loop].writes]
-        written = [instance for instance in results if instance in shared.written]  # without what nothing reads
-        dependent, behind = set(results), list[int]()
-        for between in range(min(loops) + 1, at):
-            step = steps[between]
-            awaited = step.trigger if isinstance(step, Barrier) else step.after if isinstance(step, Run) else None
-            if between not in loops and (awaited in dependent or not dependent.isdisjoint(step.reads)):
-                if isinstance(step, Move):
-                    return False
-                dependent.update(step.writes)
-                behind.append(between)
-        if not dependent.isdisjoint(steps[at].reads):
+        if (found := self._behind(loops, at)) is None:
             return False
+        behind, dependent = found
+        results = (instance for loop in loops for instance in steps[loop].writes)
+        written = [instance for instance in results if instance in shared.written]  # without what nothing reads
         runs_behind = min(kernel + 1, len(steps) - 1)
         self.runs_at.update(dict.fromkeys(behind, runs_behind))
         self.runs_at.update(dict.fromkeys(loops, kernel))
