@@ -182,8 +182,9 @@ class SharedPasses:
         largest = (source for source, size in reads.items() if size >= largest_bytes)
         over = [source for source in largest if not self._is_of_custom_fusion(source)]
         passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}  # rule 2
-        if (writing := passes.intersection([self._ready.get(source) for source in over])) and self._is_reduced(written):
-            passes.difference_update([kernel for kernel in writing if self._has_other_reader(kernel, at)])  # rule 7
+        writing = passes.intersection([self._ready.get(source) for source in over])
+        if writing and not self._reduction_operands.isdisjoint(written):  # rule 7
+            passes.difference_update([kernel for kernel in writing if self._has_other_reader(kernel, at)])
         return max([kernel for kernel in passes if self._can_join(kernel, at, op, reads)], default=at)
 
     def _pass(self, buffer: int, kernel: int) -> None:
@@ -255,10 +256,6 @@ class SharedPasses:
         *writing, last = self._kernels[kernel].steps
         step = self._steps[last]
         return bool(writing) and isinstance(step, Run) and step.is_clone and self._behind([last], at) is not None
-
-    def _is_reduced(self, written: Iterable[int]) -> bool:
-        """True if a reduction reads one of some instances."""
-        return not self._reduction_operands.isdisjoint(written)
 
     @cached_property
     def _reduction_operands(self) -> frozenset[int]:
