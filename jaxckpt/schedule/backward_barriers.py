@@ -1,15 +1,15 @@
 """Barriers of the backward: those of stages, behind which clones start, and those of loads.
 
 Such a barrier holds work until the backward arrives: it passes the frontier of the backward (`Graph.backward_frontier`)
-and further results of the backward. What a barrier passes is written to memory. A value that casts alone make of a
-smaller one is passed as the smaller one, and the casts run again behind the barrier (`Graph.widenings`): the gradient
-of a weight in bfloat16, though its update reads it in float32.
+and further results of the backward. What a barrier passes is written to memory. A value that casts or gathers alone
+make of a smaller one is passed as the smaller one, and these ops run again behind the barrier (`Graph.widenings`): the
+gradient of a weight in bfloat16, though its update reads it in float32.
 
 The first barrier passes the loss and the metrics too. XLA may compute what nothing reads at the end of the step, and
 keep the last layer's result for it.
 
 XLA drops operands of a barrier that nobody reads behind it. So a frontier that is passed as a smaller value is no
-trigger: without the casts behind the barrier, loads start as early as their stores allow.
+trigger: without the ops behind the barrier, loads start as early as their stores allow.
 
      before: 4  5  cast  6      after: 4  5  cast  barrier [3, 5]  cast*  load 3  6
 
@@ -26,7 +26,7 @@ class BackwardBarriers:
     """Writes barriers of the backward.
 
     Attributes:
-      renamed_for: Ops before which casts ran again: what was read for them before is out of date.
+      renamed_for: Ops before which casts or gathers ran again: what was read for them before is out of date.
       weights: For weights that passed a barrier of their stage the instance that the backward reads (see `passing`).
     """
 

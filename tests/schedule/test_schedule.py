@@ -167,17 +167,18 @@ def test_a_later_visit_to_a_stage_recomputes_it_again():
     assert clones.count(graph.producer[second]) == 1
 
 
-def test_a_barrier_passes_the_value_before_a_cast():
-    """The backward of a normalisation in float32, with a residual in bfloat16: the wide cotangent is not in memory."""
+@pytest.mark.parametrize("primitive", ["convert_element_type", "gather"])
+def test_a_barrier_passes_the_smaller_value_before_a_cast_or_a_gather(primitive):
+    """The backward of a normalisation in float32, or of messages on edges: the wide cotangent is not in memory."""
     build = Builder()
-    x = build.input(4000)
+    x, indices = build.input(4000), [build.input(10)] if primitive == "gather" else []
     wide = build.op("dot_general", x, size_bytes=4000)
     dropped = build.op("tanh", wide, size_bytes=4000)
     end = build.op("dot_general", dropped, size_bytes=4000)
     product = build.op("dot_general", end, size_bytes=2000, phase=Phase.BACKWARD)
     narrow = build.op("add_any", product, build.input(2000), size_bytes=2000, phase=Phase.BACKWARD)
-    cast = build.op("convert_element_type", narrow, size_bytes=4000, phase=Phase.BACKWARD)
-    cotangent = build.op("mul", cast, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    widened = build.op(primitive, narrow, *indices, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", widened, dropped, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
     steps = schedule(graph, plan_of(graph, drop=[dropped], save=[wide])).steps
     behind = next(step for step in steps if isinstance(step, Barrier) and step.is_in_backward)
@@ -185,9 +186,9 @@ def test_a_barrier_passes_the_value_before_a_cast():
     assert behind.trigger is None
     again, reader = (
         next(step for step in steps if isinstance(step, Run) and step.op == graph.producer[value] and condition(step))
-        for value, condition in ((cast, lambda step: step.is_clone), (cotangent, lambda step: True))
+        for value, condition in ((widened, lambda step: step.is_clone), (cotangent, lambda step: True))
     )
-    assert again.reads == (behind.writes[behind.reads.index(narrow)],)
+    assert again.reads == (behind.writes[behind.reads.index(narrow)], *indices)
     assert reader.reads[0] == again.writes[0]
 
 
