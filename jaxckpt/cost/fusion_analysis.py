@@ -4,13 +4,13 @@ Values that must be in memory (rules 1, 2, 4 to 8 and 10 of `fusion`) come first
 share a kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.masked_rows import MaskedRows
-from jaxckpt.ir import Kind
+from jaxckpt.ir import Graph, Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
@@ -429,8 +429,7 @@ class FusionAnalysis:
         if not several:
             return {}
         # Outside of loops alone: of bodies no compiled program was looked at.
-        outside = [step for step in steps if isinstance(step, Run) and step.loop is None]
-        reduced = {i for step in outside if graph.ops[step.op].kind is Kind.REDUCTION for i in step.reads}
+        reduced = reduction_operands(graph, (step for step in steps if step.loop is None))
         several = {i: kernels for i, kernels in several.items() if reduced.isdisjoint(kernels)}
         independent = _independent(steps, set(several.values()))
         siblings = {instance: kernels for instance, kernels in several.items() if kernels in independent}
@@ -463,6 +462,12 @@ class FusionAnalysis:
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels
+
+
+def reduction_operands(graph: Graph, steps: Iterable[ScheduleStep]) -> frozenset[int]:
+    """The instances that the reductions of some steps read."""
+    runs = (step for step in steps if isinstance(step, Run) and graph.ops[step.op].kind is Kind.REDUCTION)
+    return frozenset(instance for step in runs for instance in step.reads)
 
 
 def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedSteps:

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
+from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes, reduction_operands
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule import Barrier, Move, Run, ScheduleStep
@@ -259,9 +259,7 @@ class SharedPasses:
 
     @cached_property
     def _reduction_operands(self) -> frozenset[int]:
-        ops = self._fusion.rules.graph.ops
-        runs = (step for step in self._steps if isinstance(step, Run) and ops[step.op].kind is Kind.REDUCTION)
-        return frozenset(instance for step in runs for instance in step.reads)
+        return reduction_operands(self._fusion.rules.graph, self._steps)
 
     @cached_property
     def _arguments(self) -> frozenset[int]:

@@ -232,7 +232,8 @@ class Graph:
 
         Casts and gathers. A barrier can pass the smaller value instead, and these ops run again behind it: a cast to
         float32 would be written to memory where the bfloat16 value is already, and the cotangents of messages on edges
-        where those of the nodes are. A graph network took 4,490 MiB with the messages, and takes 3,280.
+        where those of the nodes are. `every:2` of `graph-attention-1` of the battery took 4,490 MiB with barriers that
+        pass the messages, and takes 3,280.
         """
         written = {v for op in self.ops if op.phase is Phase.BACKWARD for v in op.writes} - self._cotangents
         return {v: ops for v in sorted(written) if (ops := self._widening(v))}

@@ -1,10 +1,10 @@
 """Variants of each stage's options that offload or shard saved values, and the constraint of the host link.
 
-An offloaded value takes device memory while its own stage and the next one are active, and costs time on the link to
-the host: in the forward pass its store ends while the next stage runs, in the backward its load begins there. The link
-carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads must
-end when its backward begins. So with copy seconds c_s of each stage, forward seconds f_s and backward seconds b_s
-(stages 0 to n-1, the backward runs from n-1 down), no order of copies delays the step by less than
+An offloaded value takes device memory while its own stage and the next stage are active, and costs time on the link to
+the host. The forward pass of the next stage hides the end of the store, and the backward of that stage the start of the
+load. The link carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass;
+loads must end when its backward begins. So with copy seconds c_s of each stage, forward seconds f_s and backward
+seconds b_s (stages 0 to n-1, the backward runs from n-1 down), no order of copies delays the step by less than
 
     store:  max over t of  sum_{s >= t} c_s  -  sum_{s > t} f_s
     load:   max over t of  sum_{s >= t} c_s  -  sum_{s > t} b_s

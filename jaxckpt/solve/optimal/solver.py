@@ -148,8 +148,8 @@ class OptimalSolver:
         The local search begins with all plans near the least one, with that of most stages, and with full
         recomputation. Recomputing each stage from the one before takes many stages: `plain-mlp-1` of the battery comes
         to 1,188 MiB so, and else to 1,572. A plan that saves values in one long stage may be smaller than full
-        recomputation, and no single change of it smaller again: the Equinox step of the recipes, of one block, comes to
-        20.4 MiB from full recomputation, and else to 28.4.
+        recomputation, while no single change makes it smaller still: the Equinox step of the recipes with one block
+        comes to 20.4 MiB from full recomputation, and else to 28.4.
         """
         near = _within(self._effort.near_least, min(self._lowest, key=_TEMP_BYTES), self._lowest)
         finest = max(self._lowest, key=lambda plan: len(plan.stages))

@@ -34,7 +34,7 @@ class ActiveInterval:
 
     @property
     def copying(self) -> int | None:
-        """The stage whose offloaded values are on their way to the host, or back: the one before, if it is held."""
+        """The stage before this one, if it is held: copies of its offloaded values end, or begin, in this interval."""
         return self.stage - 1 if self.stage - 1 in self.holding else None
 
 
