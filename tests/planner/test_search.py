@@ -203,6 +203,23 @@ def test_a_solver_that_may_fit_within_the_error_of_others_is_tried_beside_a_plan
     assert not list(plans.unlikely(pool))
 
 
+@pytest.mark.parametrize(("gain", "is_tried"), [(0.3, True), (0.1, False)])
+def test_a_rule_predicted_too_large_is_tried_if_it_may_be_much_faster(gain, is_tried):
+    """In graph attention a rule was predicted 10% too large; it fits, and is 11% faster than the plan that fitted."""
+    planner = planner_of()
+    planner.step_s_with_stalls = lambda compiled: compiled.step_s
+    least, rule = planner.solver.min_memory_plans[0], max(planner.simple_rules, key=lambda p: p.predicted.total_bytes)
+    pool = CandidatePool(planner, int(0.9 * rule.predicted.total_bytes), Limits())
+    rules, limits = SimpleRules(), pool.limits
+    best_s = limits.rules_order * rule.predicted.step_s / (1 - gain)
+    planner.measure = lambda plan: CompiledPlan(plan, replace(inflated(plan, 1.0), step_s=best_s))
+    as_predicted = replace(least, prediction=replace(least.predicted, step_s=best_s))
+    pool.compile(as_predicted, SolverPlans(lambda: planner.solver))
+    assert pool.bytes_error == pool.seconds_spread == 0
+    tried = [candidate.plan for candidate in rules.unlikely(pool)]
+    assert (rule in tried) == is_tried
+
+
 @pytest.mark.parametrize(("slowdown", "share"), [(0.9, 0.9 * 0.97), (1.0, 0.97), (1.04, 1.0), (1.25, 0.8)])
 def test_until_a_rule_was_compiled_rules_may_be_faster_by_the_error_of_other_plans(slowdown, share):
     """The plan with batch normalisation was 7% slower than predicted, and a rule of nearly its seconds 4% faster."""
