@@ -112,6 +112,7 @@ class SharedPasses:
         """The first step of each reduction: what it computes, of which instances."""
         self._from_nothing: dict[int, int] = {}
         """For each buffer that a loop without operands writes the kernel of this loop, until another loop joins it."""
+        self._chains: dict[int, _Chain] = {}
 
     def enter_loop(self) -> None:
         """The steps that follow stand in another loop's body."""
@@ -271,7 +272,9 @@ class SharedPasses:
         return {instance: at for at, step in enumerate(self._steps) for instance in step.writes}
 
     def _chain(self, at: int) -> _Chain:
-        """The ops that run in the kernel of a step, and what they read."""
+        """The ops that run in the kernel of a step, and what they read; the step is not behind the current one."""
+        if (known := self._chains.get(at)) is not None:
+            return known
         found, ops, pending = set[int](), set[int](), [at]
         while pending:
             step = self._steps[pending.pop()]
@@ -283,7 +286,8 @@ class SharedPasses:
                     found.add(instance)
                 else:
                     pending.append(before)
-        return _Chain(found, ops)
+        self._chains[at] = _Chain(found, ops)
+        return self._chains[at]
 
     def is_loaded(self, at: int) -> bool:
         """True for a loop that products compute on what they load: cheap ops of one array, as it lies, and arguments.

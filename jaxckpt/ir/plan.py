@@ -29,6 +29,7 @@ Read after `regions`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -261,7 +262,7 @@ class GraphPlan:
         changes = self.row_chunks, self.loop_splits, self.loop_tilings, self.host_arguments
         return hash((self.fingerprint, decided, self.stages, self.layers, changes))
 
-    @property
+    @cached_property
     def offloads(self) -> bool:
         """True if some value is offloaded."""
         return any(decision.on_host for decision in self.decisions.values())
