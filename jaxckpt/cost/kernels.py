@@ -276,7 +276,7 @@ class ScheduleKernels:
     def _further_copies(self, at: int, op: Op, written: Sequence[int]) -> int:
         """How many products besides the first have an operand computed for themselves (rule 9)."""
         products = self.rules.products
-        if op.id not in products.loaded_operands or not self.passes.is_loaded(at):
+        if op.id not in products.loaded_operands or not self.passes.chains.is_loaded(at):
             return 0
         return max(0, len(self._reading_products[written[0]]) - 1)
 

@@ -36,6 +36,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes, reduction_operands
+from jaxckpt.cost.kernel_chains import KernelChains
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule import Barrier, Move, Run, ScheduleStep
@@ -62,28 +63,30 @@ class _Extent(NamedTuple):
 
 @dataclass(slots=True)
 class _SharedKernel:
-    """A kernel, by the steps that run in it, what they write, and the seconds of its traffic and its arithmetic."""
+    """A kernel of loops over elements.
+
+    Attributes:
+      steps: The steps that run in it.
+      written: Buffers that they write.
+      reduced: Those of the buffers that reductions write.
+      traffic_s: Seconds of its traffic.
+      arithmetic_s: Seconds of its arithmetic.
+      is_launched: True once the launch is counted, of this kernel or of one whose loops all run in this one.
+    """
 
     steps: list[int] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
+    reduced: set[int] = field(default_factory=set)
     traffic_s: float = 0.0
     arithmetic_s: float = 0.0
-
-
-class _Chain(NamedTuple):
-    """The ops that lead to a result in one kernel, and the instances that they read from memory.
-
-    Behind each barrier a buffer is another instance.
-    """
-
-    operands: set[int]
-    ops: set[int]
+    is_launched: bool = False
 
 
 class SharedPasses:
     """The kernels of one schedule that are loops over elements, in the order of its steps.
 
     Attributes:
+      chains: What leads to each step in its kernel.
       in_tuples: Buffers that a kernel returns together with others.
       together: For each step whose loop joins a kernel the buffers that this kernel has by then.
       runs_at: The step at which a step runs, for each that runs later than it stands: it shares a kernel with a later
@@ -94,7 +97,7 @@ class SharedPasses:
         self._steps = steps
         self._fusion = fusion
         self._rates = rates
-        self._extents = fusion.rules.graph.once(_extents)
+        self.chains = KernelChains(steps, fusion)
         self._passes: defaultdict[int, list[int]] = defaultdict(list)
         """For each buffer the kernels of the last loops that read or wrote it, the very last one at the end."""
         self._ready: dict[int, int] = {}
@@ -106,13 +109,12 @@ class SharedPasses:
         self.runs_at: dict[int, int] = {}
         self._kernels: defaultdict[int, _SharedKernel] = defaultdict(_SharedKernel)
         """By the steps that start them."""
-        self._reduced: set[int] = set()
-        """Buffers that reductions write."""
+        self._of_custom_fusions: set[int] = set()
+        """Results of matrix products, and of kernels that hold rows, that no barrier has passed on."""
         self._first: dict[Hashable, int] = {}
         """The first step of each reduction: what it computes, of which instances."""
         self._from_nothing: dict[int, int] = {}
         """For each buffer that a loop without operands writes the kernel of this loop, until another loop joins it."""
-        self._chains: dict[int, _Chain] = {}
 
     def enter_loop(self) -> None:
         """The steps that follow stand in another loop's body."""
@@ -125,21 +127,25 @@ class SharedPasses:
         for source in sources:
             self._passes.pop(source, None)
             self._from_nothing.pop(source, None)
+            self._of_custom_fusions.discard(source)
             self._ready[source] = at
 
-    def write(self, at: int, kernel: int, op: Op, written: Iterable[int]) -> None:
+    def write(self, at: int, kernel: int, op: Op, written: Sequence[int]) -> None:
         """A step writes buffers by a kernel, a loop or not."""
         shared = self._kernels[kernel]
+        shared.is_launched = True
         if shared.written:
             self.together[at] = tuple(shared.written)
         shared.steps.append(at)
         shared.written.extend(written)
         if len(shared.written) > 1:
             self.in_tuples.update(shared.written)
-        for instance in written:
-            self._ready[instance] = kernel
-            if op.kind is Kind.REDUCTION:
-                self._reduced.add(instance)
+        self._ready.update(dict.fromkeys(written, kernel))
+        if op.kind is Kind.REDUCTION:
+            shared.reduced.update(written)
+        step = self._steps[at]
+        if is_matrix_product(op) or (isinstance(step, Run) and self._fusion.holds_rows(step)):
+            self._of_custom_fusions.update(written)
 
     def join(
         self,
@@ -158,7 +164,7 @@ class SharedPasses:
         self._postpone_others(kernel, at, reads)
         if not reads:
             self._from_nothing.update(dict.fromkeys(written, kernel))
-        is_new, shared = kernel not in self._kernels, self._kernels[kernel]
+        shared = self._kernels[kernel]
         traffic_bytes -= sum([size for source, size in reads.items() if kernel in self._passes[source]])
         before_s = max(shared.traffic_s, shared.arithmetic_s)
         shared.traffic_s += traffic_bytes / self._rates.memory_bandwidth_bytes_per_s
@@ -166,7 +172,9 @@ class SharedPasses:
         for buffer in (*reads, *written):
             self._pass(buffer, kernel)
             self._last_loop[buffer] = at
-        return kernel, max(shared.traffic_s, shared.arithmetic_s) - before_s + is_new * self._rates.launch_s
+        launch_s = 0.0 if shared.is_launched else self._rates.launch_s
+        shared.is_launched = True
+        return kernel, max(shared.traffic_s, shared.arithmetic_s) - before_s + launch_s
 
     def _kernel_of(self, at: int, op: Op, reads: SourceBytes, written: Sequence[int]) -> int:
         ready = max([self._ready.get(source, -1) for source in reads], default=-1)
@@ -181,7 +189,7 @@ class SharedPasses:
             return self._ready.get(self._steps[first].writes[0], at)
         largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
         largest = (source for source, size in reads.items() if size >= largest_bytes)
-        over = [source for source in largest if not self._is_of_custom_fusion(source)]
+        over = [source for source in largest if source not in self._of_custom_fusions]
         passes = {kernel for source in over for kernel in self._passes[source] if kernel >= ready}  # rule 2
         writing = passes.intersection([self._ready.get(source) for source in over])
         if writing and not self._reduction_operands.isdisjoint(written):  # rule 7
@@ -198,13 +206,14 @@ class SharedPasses:
     def _can_join(self, kernel: int, at: int, op: Op, reads: SourceBytes) -> bool:
         """True if a loop can run in a kernel that goes over one of its operands (rules 1 and 3)."""
         nests = op.id in self._fusion.rules.rows.nested_reductions
-        if not nests and any(s in self._reduced and self._ready[s] == kernel for s in reads):
+        if not nests and not self._kernels[kernel].reduced.isdisjoint(reads):
             return False
         return self._is_one_loop((*self._kernels[kernel].steps, at))
 
     def _is_one_loop(self, loops: Iterable[int]) -> bool:
         """True if one kernel can run the loops of some steps (rule 1)."""
-        extent_of = {loop: self._extents[step.op] for loop in loops if isinstance(step := self._steps[loop], Run)}
+        extents = self._fusion.rules.graph.once(_extents)
+        extent_of = {loop: extents[step.op] for loop in loops if isinstance(step := self._steps[loop], Run)}
         reductions = [loop for loop, extent in extent_of.items() if extent.left is not None]
         reduced = {extent_of[loop] for loop in reductions}
         if len({extent.elements for extent in extent_of.values()}) > 1 or len(reduced) > 1:
@@ -217,13 +226,6 @@ class SharedPasses:
         assert isinstance(step, Run)
         op = self._fusion.rules.graph.ops[step.op]
         return op.primitive, op.detail, step.reads
-
-    def _is_of_custom_fusion(self, source: int) -> bool:
-        """True for the result of a matrix product, or of a kernel that holds rows, that no barrier has passed on."""
-        step = self._steps[self._ready[source]] if source in self._ready else None
-        if not isinstance(step, Run):
-            return False
-        return is_matrix_product(self._fusion.rules.graph.ops[step.op]) or self._fusion.holds_rows(step)
 
     def _postpone_others(self, kernel: int, at: int, reads: SourceBytes) -> None:
         """Lets earlier clones over the largest operands of a step run in its kernel (rule 2).
@@ -238,7 +240,7 @@ class SharedPasses:
                 continue
             shared, last = self._kernels[other], self._last_loop[source]
             runs_elsewhere = last not in shared.steps
-            if runs_elsewhere or self._chain(last).operands.isdisjoint(self._chain(at).operands):
+            if runs_elsewhere or self.chains.of(last).operands.isdisjoint(self.chains.of(at).operands):
                 continue
             is_apart = last != shared.steps[0] and source not in shared.written
             if self._postpone(shared, shared.steps, kernel, at):
@@ -262,46 +264,6 @@ class SharedPasses:
     def _reduction_operands(self) -> frozenset[int]:
         return reduction_operands(self._fusion.rules.graph, self._steps)
 
-    @cached_property
-    def _arguments(self) -> frozenset[int]:
-        return frozenset(self._fusion.rules.graph.inputs)
-
-    @cached_property
-    def _step_of(self) -> dict[int, int]:
-        """For each instance the step that writes it."""
-        return {instance: at for at, step in enumerate(self._steps) for instance in step.writes}
-
-    def _chain(self, at: int) -> _Chain:
-        """The ops that run in the kernel of a step, and what they read; the step is not behind the current one."""
-        if (known := self._chains.get(at)) is not None:
-            return known
-        found, ops, pending = set[int](), set[int](), [at]
-        while pending:
-            step = self._steps[pending.pop()]
-            assert isinstance(step, Run), "others write buffers"
-            ops.add(step.op)
-            for instance in step.reads:
-                before = self._step_of.get(instance)
-                if before is None or instance in self._fusion.materialised or not isinstance(self._steps[before], Run):
-                    found.add(instance)
-                else:
-                    pending.append(before)
-        self._chains[at] = _Chain(found, ops)
-        return self._chains[at]
-
-    def is_loaded(self, at: int) -> bool:
-        """True for a loop that products compute on what they load: cheap ops of one array, as it lies, and arguments.
-
-        XLA puts these into the kernels of products before it merges loops.
-        """
-        step, fusion, graph = self._steps[at], self._fusion, self._fusion.rules.graph
-        if not (isinstance(step, Run) and step.op in fusion.rules.products.only_for_products):
-            return False
-        operands, ops = self._chain(at)
-        arrays = [instance for instance in operands if not self._arguments.issuperset(fusion.sources[instance])]
-        is_cheap = fusion.rules.expensive.isdisjoint(ops) and all(graph.ops[op].primitive != "transpose" for op in ops)
-        return is_cheap and len(arrays) == 1
-
     def _behind(self, loops: Sequence[int], at: int) -> tuple[list[int], set[int]] | None:
         """The steps before a step that need results of some loops, and what these and the loops write.
 
@@ -323,7 +285,7 @@ class SharedPasses:
         """Lets loops of a kernel run in a later one that a step is in, unless what they write leads to this step."""
         steps = self._steps
         are_clones = all(isinstance(step := steps[loop], Run) and step.is_clone for loop in loops)
-        if not are_clones or any(map(self.is_loaded, loops)):
+        if not are_clones or any(map(self.chains.is_loaded, loops)):
             return False
         joined = self._kernels[kernel].steps if kernel in self._kernels else []
         if not self._is_one_loop((*joined, *loops, at)):
@@ -341,7 +303,9 @@ class SharedPasses:
         later = self._kernels[kernel]
         later.steps += loops
         later.written += written
+        later.reduced |= shared.reduced.intersection(written)
         shared.steps = [loop for loop in shared.steps if loop not in loops]
+        later.is_launched = later.is_launched or not shared.steps
         shared.written = [instance for instance in shared.written if instance not in written]
         if len(shared.written) == 1:
             self.in_tuples.difference_update(shared.written)

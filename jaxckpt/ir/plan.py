@@ -262,6 +262,11 @@ class GraphPlan:
         changes = self.row_chunks, self.loop_splits, self.loop_tilings, self.host_arguments
         return hash((self.fingerprint, decided, self.stages, self.layers, changes))
 
+    @property
+    def transformations(self) -> tuple[tuple[RowChunk, ...], tuple[LoopSplit, ...], tuple[LoopTiling, ...]]:
+        """How the step is changed before the plan decides on its values; the plan has the ids of the changed step."""
+        return self.row_chunks, self.loop_splits, self.loop_tilings
+
     @cached_property
     def offloads(self) -> bool:
         """True if some value is offloaded."""

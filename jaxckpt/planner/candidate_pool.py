@@ -164,7 +164,7 @@ class CandidatePool:
         and the faster one that copies nothing was not compiled.
         """
         kernels_s = compiled.plan.predicted.step_s - compiled.plan.predicted.stall_s
-        return compiled.step_s / kernels_s if kernels_s and compiled.step_s else 1.0
+        return compiled.footprint.step_s / kernels_s if kernels_s and compiled.footprint.step_s else 1.0
 
 
 def _rounded(seconds: float) -> float:
@@ -174,4 +174,4 @@ def _rounded(seconds: float) -> float:
 
 def is_unplanned(plan: ir.GraphPlan) -> bool:
     """True if a plan leaves the step as it is."""
-    return not (plan.decisions or plan.loop_tilings or plan.row_chunks or plan.host_arguments)
+    return not (plan.decisions or any(plan.transformations) or plan.host_arguments)

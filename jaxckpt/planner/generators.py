@@ -193,7 +193,8 @@ class NearMisses(Generator):
             plan, excess_bytes = compiled.plan, compiled.footprint.total_bytes - pool.limit_bytes
             is_near = 0 < excess_bytes <= NEAR_MISS * pool.limit_bytes
             is_changed = any(plan in plans for plans in self._changed.values())
-            if not is_near or pool.step_s(compiled) >= enough_s or is_changed or plan.host_arguments:
+            is_of_step = not (any(plan.transformations) or plan.host_arguments)
+            if not (is_near and is_of_step) or pool.step_s(compiled) >= enough_s or is_changed:
                 continue
             asked_bytes = plan.predicted.temp_bytes - excess_bytes
             changed = self._changed.setdefault(plan, [])
@@ -241,11 +242,8 @@ def _figures(pool: CandidatePool, compiled: CompiledPlan) -> PlanFigures:
 
 
 def generators_for(planner: "Planner") -> list[Generator]:
-    """The generators of candidates for the optimal strategy; its solver forgets the budgets of earlier searches."""
+    """The generators of candidates for the optimal strategy."""
     solver, tiling, chunking = planner.solver, planner.tiling_solver, planner.chunk_solver
-    solver.forget_budgets()
-    if chunking is not None:
-        chunking.forget_budgets()
 
     def moves(pool: CandidatePool) -> bool:
         """True if a plan was compiled that moves something: copies may cost more than the work that they spare."""

@@ -81,6 +81,11 @@ class HostStateSolver:
         fitting = [plan for plan in plans if plan.predicted.total_bytes <= total_bytes]
         return min(fitting, key=lambda plan: plan.predicted.step_s, default=None)
 
+    def forget_budgets(self) -> None:
+        """Forgets the plans of earlier budgets, so that the next answers do not depend on earlier questions."""
+        for solver in self._solvers:
+            solver.forget_budgets()
+
     def _within(self, solver: BudgetSolver, arguments: tuple[int, ...], total_bytes: int) -> GraphPlan:
         """The solver's plan for what a budget leaves, with the state on the host; less is asked once it is too large.
 

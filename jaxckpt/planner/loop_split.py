@@ -245,8 +245,8 @@ class LoopSplitter:
 
 
 def _is_mixable(plan: GraphPlan) -> bool:
-    """True if a plan has a prediction, only saves and recomputes, tiles no loop and has no rows in pieces."""
-    if plan.prediction is None or plan.loop_tilings or plan.row_chunks or plan.host_arguments:
+    """True if a plan has a prediction, only saves and recomputes, and leaves the loops and rows of the step."""
+    if plan.prediction is None or any(plan.transformations) or plan.host_arguments:
         return False
     return all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 

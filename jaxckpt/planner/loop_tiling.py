@@ -63,6 +63,12 @@ class TilingSolver:
         empty = [self.empty_plan] if allow_empty and self.problem.allows_empty_plan else []
         return cheapest((*empty, *tiled, *self.min_memory_plans), temp_budget_bytes)
 
+    def forget_budgets(self) -> None:
+        """Forgets the plans of earlier budgets, so that the next answers do not depend on earlier questions."""
+        if "_solvers" in vars(self):
+            for each in self._solvers:
+                each.forget_budgets()
+
     @cached_property
     def _solvers(self) -> tuple[OptimalSolver, ...]:
         return tuple(map(OptimalSolver, map(self._tiled, self.loop_tilings)))

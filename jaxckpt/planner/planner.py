@@ -212,6 +212,7 @@ class Planner:
                 host_bytes=self.fixed_bytes - self.least_fixed_bytes,
                 remedies=self._state_remedies(),
             )
+        self.forget_budgets()
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
             found = BudgetSearch(
@@ -331,6 +332,13 @@ class Planner:
             with suppress(PolicyError):  # the step has nothing that the rule is for
                 plans.append(solve(self.problem, rule))
         return tuple(dict.fromkeys(plans))
+
+    def forget_budgets(self) -> None:
+        """Lets all solvers forget earlier budgets, so that the answer for the next one does not depend on them."""
+        solvers = "solver", "without_offload", "recompute_only", "tiling_solver", "chunk_solver", "host_state_solver"
+        for solver in map(vars(self).get, solvers):  # those that were asked for so far
+            if solver is not None:
+                solver.forget_budgets()
 
     def _solver_named(self, strategy: str) -> BudgetSolver:
         """A strategy's solver, which keeps its work for earlier budgets."""
@@ -468,14 +476,14 @@ class Planner:
 
     def transformed_step(self, plan: ir.GraphPlan) -> Traced:
         """The step whose values a plan decides on: rows in pieces, loops split and tiled as the plan says."""
-        changes = plan.row_chunks, plan.loop_splits, plan.loop_tilings
+        changes = plan.transformations
         if changes not in self._transformed:
             self._transformed[changes] = transformed_step(self.traced, plan)
         return self._transformed[changes]
 
     def problem_of(self, plan: ir.GraphPlan) -> Problem:
         """The problem of the step whose values a plan decides on."""
-        changes = plan.row_chunks, plan.loop_splits, plan.loop_tilings
+        changes = plan.transformations
         if not any(changes):
             return self.problem
         if changes not in self._problems:

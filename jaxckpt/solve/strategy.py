@@ -34,6 +34,9 @@ class BudgetSolver(Protocol):
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan within a budget of temporaries; if there is none, a plan of least memory."""
 
+    def forget_budgets(self) -> None:
+        """Forgets the plans of earlier budgets, so that the next answers do not depend on earlier questions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
@@ -109,6 +112,9 @@ class StrategySolver:
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:
         """The strategy's plan of least predicted memory."""
         return (self._plan_within(0),)
+
+    def forget_budgets(self) -> None:
+        """Does nothing: no answer depends on earlier budgets."""
 
     @cached_property
     def _swept(self) -> tuple[GraphPlan, ...]:

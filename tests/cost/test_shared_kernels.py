@@ -1,6 +1,7 @@
 """Loops that XLA puts into one kernel or two, and what is in memory for it: predictions against compiled programs."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,10 +11,11 @@ import pytest
 import jaxckpt
 from jaxckpt import Planner
 from jaxckpt.cost import arithmetic_costs, fuse, replay
+from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save
 from jaxckpt.machine import Target, targets
 from jaxckpt.schedule import schedule
-from jaxckpt.solve import solve
+from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 
 needs_gpu_target = pytest.mark.skipif(
@@ -298,3 +300,33 @@ def test_no_gradient_is_written_over_an_array_whose_rows_a_kernel_holds():
     planner = Planner(step, weights, spec(32, 256, 512), spec(32, 256, dtype=jnp.int32), target="h200")
     off_bytes, _ = errors(planner, solve(planner.problem, "full"))
     assert abs(off_bytes) < 0.02
+
+
+def test_a_clone_that_moves_to_a_later_kernel_leaves_two_launches():
+    """Where the other loops of its kernel stay, both kernels are launched; the second launch was not counted."""
+    *weights, x = spec(64, 64), spec(64, 64), spec(4096, 64)
+
+    def loss(weights, x):
+        for first, second in weights:
+            hidden = jnp.tanh(x @ first)
+            x = jnp.sin(hidden) * jnp.cos(hidden @ second)
+        return jnp.square(x).mean()
+
+    graph = trace_step(jax.grad(loss), [tuple(weights)] * LAYERS, x).graph
+    rates = replace(
+        Target("h200").rates,
+        launch_s=1.0,
+        memory_bandwidth_bytes_per_s=1e40,
+        vector_flops_per_s=1e40,
+        matmul_flops_per_s=(("float32", 1e40),),
+        matmul_ramp_flops=0.0,
+    )
+    rules, arithmetic = fuse(graph, rates).rules, arithmetic_costs(graph, rates)
+
+    def uncounted(strategy):
+        scheduled = schedule(graph, solve(Problem(graph=graph, rates=rates), strategy))
+        kernels = ScheduleKernels(graph, scheduled, rules, arithmetic, rates)
+        launches = sum(kernel.seconds for kernel in kernels.by_step if kernel)
+        return sum(bool(shared.steps) for shared in kernels.passes._kernels.values()) - round(launches)
+
+    assert uncounted("dots") == uncounted("none")

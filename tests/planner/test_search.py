@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
-from jaxckpt.ir import Offload
+from jaxckpt.ir import LoopTiling, Offload
 from jaxckpt.planner.candidate_pool import Candidate, CandidatePool, Generator
 from jaxckpt.planner.generators import Alternatives, NearMisses, SimpleRules, SolverPlans, SplitLoops
 from jaxckpt.planner.limits import Limits
@@ -167,6 +167,28 @@ def test_a_plan_that_is_a_little_too_large_is_changed_until_it_should_fit():
     assert candidate.plan.decisions != rule.decisions
     assert planner.measure(candidate.plan).footprint.total_bytes <= near.limit_bytes
     assert not list(misses.fastest(far))
+
+
+def test_a_plan_of_a_transformed_step_is_not_changed_as_one_of_the_step():
+    """Its decisions are by values of the transformed step: the ids mean other values here."""
+    planner = planner_of(lambda plan: 1.2)
+    rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    misses = NearMisses(OptimalSolver(replace(planner.problem, effort=Effort())))
+    pool = CandidatePool(planner, int(0.98 * inflated(rule, 1.2).total_bytes), Limits())
+    pool.compile(replace(rule, loop_tilings=(LoopTiling(loop=0, outer=4, inner=4),)), misses)
+    assert not list(misses.fastest(pool))
+    pool.compile(rule, misses)
+    assert list(misses.fastest(pool))
+
+
+def test_no_solver_remembers_budgets_of_earlier_questions():
+    planner = FakePlanner(step, *ARGS, target="h200", allow=("recompute", "offload"))
+    solvers = planner.solver, planner.recompute_only, planner.without_offload
+    for solver in solvers:
+        solver.solve(solver.empty_plan.predicted.temp_bytes // 2)
+        assert solver._solved
+    planner.forget_budgets()
+    assert not any(solver._solved for solver in solvers)
 
 
 def test_a_plan_that_a_local_search_made_no_smaller_is_changed_in_one_place():
