@@ -1,8 +1,8 @@
 """The only module that touches the internals of jax; each shim names the versions that it was tested with.
 
-Sections, one for each room that calls them. A shim does one thing, returns plain data or public types, and has a canary
-among the tests of its caller, so that a new jax breaks a test with a name instead of a plan. Nothing here starts a
-backend.
+Sections, one for each package that calls the shims. A shim does one thing, returns plain data or public types, and has
+a canary among the tests of its caller, so that a new jax breaks a test with a name instead of a plan. Nothing here
+starts a backend.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Data shows itself in notebooks and terminals without importing presentation: its report is found by name when needed.
 
-So `_repr_html_` and `__str__` are methods of the data, where notebooks and `print` look for them, and a room of data
-never loads the reports.
+So `_repr_html_` and `__str__` are methods of the data, where notebooks and `print` look for them, and a package of
+data never loads the reports.
 """
 
 from importlib import import_module

@@ -1,7 +1,10 @@
-"""Fusion of a schedule: one pass back finds who reads what, one pass forth what is in memory (`FusionAnalysis.run`).
+"""Fusion of a schedule: which instances are in memory, and what a kernel reads to compute the others.
 
-Values that must be in memory (rules 1, 2, 4 to 8 and 10 of `fusion`) come first: rule 3 counts kernels, and which ops
-share a kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
+First, passes over all steps find the instances that must be in memory (rules 1, 2, 4 to 8 and 10 of `fusion`) and the
+kernels that read each instance. `FusionAnalysis.run` then decides, step by step, where results are: rule 3 counts
+kernels, and which ops share a kernel follows from what must be in memory.
+
+Read after `fusion_rules`; used by `fusion` and `kernels`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -120,7 +123,7 @@ class FusionAnalysis:
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
         self._loop: dict[int, int | None] = {}
-        """For every instance that a step writes the loop in whose body; empty where the graph has no loops."""
+        """For every instance the loop in whose body a step writes it; empty where the graph has no loops."""
         applied = self._materialise_required(steps, origin)
         self.sources: list[SourceBytes] = [{}] * len(self.size_bytes)
         for v in (*graph.inputs, *graph.constants):
@@ -246,7 +249,10 @@ class FusionAnalysis:
         return applied
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
-        """Rules 8 and 9: what products write behind elementwise ops, and what is before that in their kernels."""
+        """Rules 8 and 9: what products write behind elementwise ops, and what is before that in their kernels.
+
+        Fills `library_results`, too.
+        """
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         rules, size_bytes = self.rules, self.size_bytes
         products, epilogues = rules.products.with_epilogues, rules.products.epilogues
@@ -259,7 +265,8 @@ class FusionAnalysis:
             readers[instance] += 1
         for step in reversed(steps):
             is_read = any(map(readers.__getitem__, step.writes))
-            # Compilers leave the others out. In bodies of loops, too; but of these no compiled program was looked at.
+            # Compilers eliminate steps whose results nobody reads. Bodies of loops stay complete: no compiled body was
+            # looked at.
             if is_read or not isinstance(step, Run) or step.loop is not None or rules.graph.ops[step.op].effects:
                 needed.append(step)
                 for instance in step.reads:
@@ -394,7 +401,7 @@ class FusionAnalysis:
         return found
 
     def _read_by_clones(self, steps: Sequence[ScheduleStep]) -> set[int]:
-        """Instances that clones read whose results are in memory, or compute from what they read."""
+        """Instances that clones whose results are in memory read, directly or through other clones."""
         rules = self.rules
         if not rules.rows.row_reductions:
             return set()
@@ -428,7 +435,7 @@ class FusionAnalysis:
         several = {i: self.readers[i] for step in merged for i in step.writes if 1 < len(self.readers[i]) < _MANY}
         if not several:
             return {}
-        # Outside of loops alone: of bodies no compiled program was looked at.
+        # Only outside of loops: no compiled body was looked at.
         reduced = reduction_operands(graph, (step for step in steps if step.loop is None))
         several = {i: kernels for i, kernels in several.items() if reduced.isdisjoint(kernels)}
         independent = _independent(steps, set(several.values()))

@@ -1,13 +1,13 @@
 """First pass of a replay: the kernels that a schedule runs, what each reads and writes, and its seconds.
 
-A kernel runs where a materialised instance is written: it reads the instance's sources and writes it. Any other op is
-part of the kernels that read its results, and its arithmetic is added to theirs. What devices exchange takes the time
-of the links, and nothing hides it; a clone of a product gathers no operand anew, as its gradients need the same
-operands gathered. The body of a loop is run once, and its seconds count for every iteration.
+A kernel runs where a materialised instance is written: the kernel reads the sources of the instance and writes the
+instance. Any other op is part of the kernels that read its results, and its arithmetic is added to theirs. What devices
+exchange takes the time of the links, and nothing hides it; a clone of a product gathers no operand anew, as its
+gradients need the same operands gathered. The body of a loop is run once, and its seconds count for every iteration.
 
 Loops over the same array share a kernel (`shared_passes`).
 
-Read after `shared_passes` and `rates`; `replay` asks.
+Read after `shared_passes` and `rates`; used by `replay`.
 """
 
 from collections import defaultdict
@@ -129,7 +129,8 @@ class ScheduleKernels:
     """The kernels of a schedule, by step.
 
     Attributes:
-      by_step: For each step the kernel that it starts, or adds to; None where it runs in later ones, or is no op.
+      by_step: For each step the kernel that it starts, or adds to; None where the op runs in later ones, and for
+        barriers and copies.
       sources: For each instance the buffers that are read to have it; a buffer is its own source.
       on_host: Instances on the host, outside of loops.
       recompute_s: Seconds of the kernels of clones.
@@ -293,7 +294,8 @@ class ScheduleKernels:
     def _traffic_bytes(self, op: Op, step: Run, reads: SourceBytes, written: Sequence[int]) -> int:
         """Bytes that one run of a kernel reads and writes.
 
-        A scatter goes over its updates, and over as much of what it updates. The loop that fills a stack writes it.
+        A scatter goes over its updates, and over as much of what it updates. The op of a residual stack moves nothing:
+        the loop itself writes the stack.
         """
         size_bytes, sources = self.fusion.size_bytes, self.fusion.sources
         if op.primitive == STACK:

@@ -16,7 +16,10 @@ from jaxckpt.schedule.argument_derived import argument_derived_values
 
 
 class MaskedRows:
-    """The instances of one schedule, asked for step by step; `per_row` grows with it (see `FusionAnalysis`)."""
+    """The instances of one schedule, asked for step by step.
+
+    `per_row` is `HeldRows.figures` of the analysis, to which the steps so far have added.
+    """
 
     def __init__(self, rules: FusionRules, steps: Sequence[ScheduleStep], origin: Sequence[int], per_row: Set[int]):
         self._rules, self._origin, self._per_row = rules, origin, per_row

@@ -9,14 +9,14 @@ XLA calls it sibling fusion, or multi-output fusion.
    - A loop joins no kernel over the result of a matrix product, or of a kernel that holds rows. XLA makes custom
      fusions of these kernels first, and merges no loops that read the result of one. It merges loops that read such a
      result behind a barrier.
-2. It joins nothing where it needs what a kernel after that one writes, or a barrier in between hands on. If the kernel
-   is a clone's, and its results do not lead to the loop, the two share a kernel all the same: XLA merges loops that
+2. A loop joins no kernel if it depends on a later kernel, or on a barrier behind that kernel. If the kernel is a
+   clone's, and its results do not lead to the loop, the two share a kernel all the same: XLA merges loops that
    read one array and do not depend on each other, whatever the order in which they are written. The clone then runs
    where the loop does, and what reads its result runs later (`SharedPasses.runs_at`): a recomputed activation and the
    derivative of the activation are one kernel, and the cotangent that both products of a layer read lives until then.
    Operands that products compute on what they load are in no other kernel.
-3. It does not join the kernel of a reduction whose result it reads: all of the reduction must be done before. A
-   reduction over complete rows does: a kernel holds the rows.
+3. A loop does not join the kernel of a reduction whose result it reads: all of the reduction must be done before. It
+   may join the kernel of a reduction over complete rows: that kernel holds the rows.
 4. An update joins over any of its operands, which are all of one size: optimisers go over all parameters one after the
    other.
 5. Loops of two bodies never join.
@@ -26,7 +26,7 @@ XLA calls it sibling fusion, or multi-output fusion.
    the array: `tanh` of a recomputed gelu is a kernel, the gelu and its derivative are the next one, with the gradient
    of the bias.
 
-Read after `fusion_analysis` and `rates`; `kernels` asks.
+Read after `kernel_chains` and `rates`; used by `kernels`.
 """
 
 from collections import defaultdict
@@ -89,8 +89,8 @@ class SharedPasses:
       chains: What leads to each step in its kernel.
       in_tuples: Buffers that a kernel returns together with others.
       together: For each step whose loop joins a kernel the buffers that this kernel has by then.
-      runs_at: The step at which a step runs, for each that runs later than it stands: it shares a kernel with a later
-        loop, or depends on a step that does.
+      runs_at: For each step whose kernel runs later than its place in the schedule the step at which that kernel runs:
+        the step shares a kernel with a later loop, or depends on a step that does.
     """
 
     def __init__(self, steps: Sequence[ScheduleStep], fusion: FusionAnalysis, rates: Rates):
@@ -123,7 +123,7 @@ class SharedPasses:
         self._from_nothing.clear()
 
     def pass_barrier(self, at: int, sources: SourceBytes) -> None:
-        """Buffers pass a barrier: what is behind it joins no kernel before it over them."""
+        """Buffers pass a barrier: through them, loops behind the barrier join no kernel before it."""
         for source in sources:
             self._passes.pop(source, None)
             self._from_nothing.pop(source, None)
@@ -158,7 +158,7 @@ class SharedPasses:
     ) -> tuple[int, float]:
         """The kernel in which a loop runs, as the step that starts it, and the seconds that the loop adds to it.
 
-        It reads so many bytes of each buffer, and joins a sibling kernel that runs already.
+        `reads` has the bytes that the loop reads of each buffer. A loop that can join no kernel starts one.
         """
         kernel = self._kernel_of(at, op, reads, written)
         self._postpone_others(kernel, at, reads)
@@ -255,7 +255,7 @@ class SharedPasses:
         return {instance: kernels for kernels in self._fusion.siblings.values() for instance in kernels}
 
     def _has_other_reader(self, kernel: int, at: int) -> bool:
-        """True if a step needs nothing of the last loop of a kernel, a clone that reads what the kernel writes."""
+        """True if the last of several loops of a kernel is a clone that a step does not depend on."""
         *writing, last = self._kernels[kernel].steps
         step = self._steps[last]
         return bool(writing) and isinstance(step, Run) and step.is_clone and self._behind([last], at) is not None

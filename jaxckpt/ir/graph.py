@@ -7,7 +7,7 @@ is executed or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values
 
 Analyses that solvers need many times (`readers`, `backward_frontier`, ...) are cached properties: a graph is the only
 object that lives as long as they are valid, and hashing a graph to cache them elsewhere would cost more than they do.
-Analyses of other rooms are kept by `Graph.once`.
+Analyses of other packages are cached by `Graph.once`.
 """
 
 import enum
@@ -26,8 +26,9 @@ from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Lo
 
 _Derived = TypeVar("_Derived")
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.SCATTER, Kind.OPAQUE})
-_FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.VIEW})
 """Kinds whose operands and results are in memory, but for the updates of a scatter."""
+_FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.VIEW})
+"""Kinds that are fused into the kernels of their readers."""
 
 
 class Phase(enum.StrEnum):
@@ -167,7 +168,7 @@ class Graph:
     loops: tuple[Loop, ...] = ()
 
     def once(self, derive: "Callable[[Graph], _Derived]") -> _Derived:
-        """The result of a function of the graph, computed at the first call: for facts that other rooms find."""
+        """The result of a function of the graph, computed at the first call: for analyses of other packages."""
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         return cast(_Derived, self._derived[derive])
@@ -212,9 +213,9 @@ class Graph:
         its own: with values of the first tower's, clones of all layers of the second one started at once, and a plan
         took 3,751 MiB, not 1,270.
 
-        Where no such chain leads to an op, it is that value of the longest chain so far. Before the backward has a
-        value in memory it is the step's deepest forward result (a loss), if there is one. In the body of a loop it is a
-        value of that body, once there is one, in memory if possible.
+        Where no such chain leads to an op, it is the last value in memory on the longest chain to any op so far. Before
+        the backward has a value in memory it is the step's deepest forward result (a loss), if there is one. In the
+        body of a loop it is a value of that body, once there is one, in memory if possible.
         """
         return self._frontiers[0]
 
@@ -230,16 +231,16 @@ class Graph:
     def widenings(self) -> dict[int, tuple[int, ...]]:
         """For backward values that are not in memory the ops that make them of a smaller value, by themselves.
 
-        Casts and gathers. A barrier can pass the smaller value instead, and these ops run again behind it: a cast to
-        float32 would be written to memory where the bfloat16 value is already, and the cotangents of messages on edges
-        where those of the nodes are. `every:2` of `graph-attention-1` of the battery took 4,490 MiB with barriers that
-        pass the messages, and takes 3,280.
+        Gathers, views and elementwise ops of one array, mostly casts. A barrier can pass the smaller value instead, and
+        these ops run again behind it: a cast to float32 would be written to memory where the bfloat16 value is already,
+        and the cotangents of messages on edges where those of the nodes are. `every:2` of `graph-attention-1` of the
+        battery took 4,490 MiB with barriers that pass the messages, and takes 3,280.
         """
         written = {v for op in self.ops if op.phase is Phase.BACKWARD for v in op.writes} - self._cotangents
         return {v: ops for v in sorted(written) if (ops := self._widening(v))}
 
     def _widening(self, end: int) -> tuple[int, ...]:
-        """The ops of one array from the smallest value before a value, the last one of that size."""
+        """The chain of ops of one array from the smallest value on the chain to a value; of equal ones the nearest."""
         ops: list[int] = []
         shortest = 0
         value = smallest = end
@@ -306,7 +307,7 @@ class Graph:
 
     @cached_property
     def _cotangents(self) -> frozenset[int]:
-        """Values in memory on the way of the backward: a product or a scatter reads or writes them, and others follow.
+        """Values in memory, of either pass, that products and scatters of the backward read or write before others do.
 
         A barrier that hands on a value inside a chain of elementwise ops would split a kernel in two, one that hands on
         the gradient of a weight would keep the update from fusing with it. A product that is added to another value
@@ -378,7 +379,7 @@ class Graph:
 
     @cached_property
     def updates(self) -> frozenset[int]:
-        """The ops of the update, but those that only count the iterations of a loop."""
+        """The ops of the update, without the boundaries of its loops and conds."""
         return frozenset(op.id for op in self.ops if op.phase is Phase.UPDATE and ALL_ITERATIONS not in op.effects)
 
     @cached_property
@@ -493,7 +494,7 @@ class Graph:
         return loop is not None and any(self.loops[around].is_clone for around in self.path(loop))
 
     @cached_property
-    def indices(self) -> frozenset[int]:
+    def branch_indices(self) -> frozenset[int]:
         """The values that select the branch of a cond."""
         return frozenset(op.reads[0] for op in self.ops if op.primitive == COND_END)
 
@@ -511,7 +512,7 @@ class Graph:
         return frozenset(around for op in self.ops if op.phase is not Phase.FORWARD for around in self.path(op.loop))
 
     @cached_property
-    def stack_depths(self) -> tuple[int, ...]:
+    def saved_instances(self) -> tuple[int, ...]:
         """For each value the number of its instances that are live between forward and backward, if it is saved.
 
         A value of a body is saved once for every iteration, unless the backward stands in the same body and so reads
@@ -530,7 +531,7 @@ class Graph:
 
     def residual_bytes(self, value: int) -> int:
         """Bytes on one device of a saved value until the backward reads it: those of all iterations of its loop."""
-        return self.stack_depths[value] * self.values[value].size_bytes
+        return self.saved_instances[value] * self.values[value].size_bytes
 
     @cached_property
     def argument_bytes(self) -> int:
@@ -581,7 +582,11 @@ class Graph:
             yield f"{op.primitive}{op.reads}{op.writes}{op.detail}{inside}\n"
 
     def validate(self) -> None:
-        """Checks that ids are positions, that every value is written once and before it is read."""
+        """Checks the rules of a graph.
+
+        Ids are positions, every value is written once and before it is read, donated values are arguments, and no size
+        is negative.
+        """
         problems = [
             *(f"values[{i}].id is {v.id}" for i, v in enumerate(self.values) if v.id != i),
             *(f"ops[{i}].id is {op.id}" for i, op in enumerate(self.ops) if op.id != i),

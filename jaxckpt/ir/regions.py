@@ -62,7 +62,7 @@ BODY_INPUTS = frozenset({CARRY, SLICE})
 BODY_OUTPUTS = frozenset({END, STACK, COND_END})
 """Those that stand behind the body, or the branches, and read its values."""
 LOOP_BOUNDARIES = BODY_INPUTS | BODY_OUTPUTS
-ALL_ITERATIONS = "turns"
+ALL_ITERATIONS = "all_iterations"
 """The effect of those of them that cannot be recomputed without all iterations of the loop."""
 
 

@@ -53,12 +53,12 @@ class Generator(ABC):
         return ()
 
     def slowdown(self, pool: "CandidatePool") -> float:
-        """Expected seconds over predicted ones: those of the generator's last plan.
+        """Expected seconds over predicted ones: the ratio of the generator's last plan.
 
         The step as it is does not count: XLA fuses across stages in it, and plans have barriers between stages.
         """
         own = [compiled for compiled in pool.of(self) if not is_unplanned(compiled.plan)]
-        return pool.slowdown(own[-1]) if own else pool.least_slowdown
+        return pool.slowdown(own[-1]) if own else pool.default_slowdown
 
 
 @dataclass(eq=False, slots=True)
@@ -75,17 +75,17 @@ class CandidatePool:
     limit_bytes: int
     limits: Limits
     compiled: list[CompiledPlan] = field(default_factory=list)
-    _made_by: dict[ir.GraphPlan, Generator] = field(default_factory=dict)
+    _proposed_by: dict[ir.GraphPlan, Generator] = field(default_factory=dict)
 
     def compile(self, plan: ir.GraphPlan, generator: Generator) -> CompiledPlan:
         """Compiles a candidate of a generator."""
         self.compiled.append(self.planner.measure(plan))
-        self._made_by[plan] = generator.source
+        self._proposed_by[plan] = generator.source
         return self.compiled[-1]
 
     def holds(self, plan: ir.GraphPlan) -> bool:
         """True if a plan was compiled for this budget."""
-        return plan in self._made_by
+        return plan in self._proposed_by
 
     @property
     def best(self) -> CompiledPlan | None:
@@ -110,7 +110,10 @@ class CandidatePool:
         return self.planner.step_s_with_stalls(compiled)
 
     def error(self, generator: Generator, *, inherits: bool = False) -> ModelError:
-        """The error of a generator's predictions; none before it was compiled, or the least of all that were."""
+        """The error of a generator's predictions.
+
+        Before a plan of the generator was compiled the error is 0 or, with `inherits`, the least of all compiled plans.
+        """
         least_bytes = min((c.model_error_bytes for c in self.compiled), default=0) if inherits else 0
         return ModelError(self.of(generator), otherwise_bytes=max(0, least_bytes))
 
@@ -125,10 +128,10 @@ class CandidatePool:
         return Candidate(plan, total_bytes, generator.slowdown(self) * predicted.step_s)
 
     @property
-    def least_slowdown(self) -> float:
-        """Expected seconds over predicted ones for plans that the compiled ones say little of.
+    def default_slowdown(self) -> float:
+        """Expected seconds over predicted ones for plans of a generator of which nothing was compiled.
 
-        As for the plans of others, unless these are slower than the model can explain.
+        The least ratio of all compiled plans, or 1 if even that plan is slower than the model can explain.
         """
         least = min(map(self.kernel_slowdown, self.compiled), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
@@ -150,7 +153,7 @@ class CandidatePool:
 
     def of(self, generator: Generator) -> list[CompiledPlan]:
         """Compiled plans that a generator proposed."""
-        return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator.source]
+        return [compiled for compiled in self.compiled if self._proposed_by[compiled.plan] is generator.source]
 
     def slowdown(self, compiled: CompiledPlan) -> float:
         """Estimated seconds of a compiled step over those predicted."""
@@ -160,8 +163,8 @@ class CandidatePool:
     def kernel_slowdown(self, compiled: CompiledPlan) -> float:
         """Estimated seconds of the kernels of a compiled step over those predicted.
 
-        Waits for copies say nothing about plans with fewer copies: with them, a decoder kept a plan that waits 5 ms,
-        and the faster one that copies nothing was not compiled.
+        Waits for copies say nothing about plans with fewer copies. When waits were counted, the search ended with a
+        decoder's plan that waits 5 ms, and did not compile a faster one that copies nothing.
         """
         kernels_s = compiled.plan.predicted.step_s - compiled.plan.predicted.stall_s
         return compiled.footprint.step_s / kernels_s if kernels_s and compiled.footprint.step_s else 1.0

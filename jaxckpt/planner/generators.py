@@ -19,8 +19,8 @@ from jaxckpt.solve import BudgetSolver, OptimalSolver
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
-RULES_ERROR = 2.0
-"""The error of a rule's prediction over that of the compiled plans, at most.
+ERROR_FACTOR = 2.0
+"""The error of the prediction of a plan that was not compiled over that of the compiled plans, at most.
 
 On steps with dropout the totals are off by 16% and 10%: with 1 the planner compiles no rule, and is 5% slower than one.
 """
@@ -34,6 +34,11 @@ NEAR_MISS = 0.1
 """A compiled plan that takes at most this share of the budget more is changed so that it should fit.
 
 `layers:dots` of 16 layers with dropout took 1,688 bytes too many of 9.02 GiB, and was 3% faster than the best plan."""
+
+
+def least_bytes(plan: ir.GraphPlan, error: float) -> float:
+    """The least compiled total to be expected of a plan, by the largest error of the compiled plans, a share."""
+    return (1 - ERROR_FACTOR * error) * plan.predicted.total_bytes
 
 
 class SolverPlans(Generator):
@@ -66,9 +71,8 @@ class SolverPlans(Generator):
         """Plans of least memory that fit if the model predicts too much by more than it was off for others."""
         if pool.of(self) or not self._applies(pool):
             return
-        share = 1 - RULES_ERROR * pool.bytes_error
         for plan in self._solver().min_memory_plans:
-            if share * _total_bytes(plan) <= pool.limit_bytes:
+            if least_bytes(plan, pool.bytes_error) <= pool.limit_bytes:
                 yield Candidate(plan, _total_bytes(plan), self.slowdown(pool) * plan.predicted.step_s)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
@@ -77,9 +81,10 @@ class SolverPlans(Generator):
 
 
 class Alternatives(Generator):
-    """Plans that the model likes nearly as well as the best one, where that is slower than the model can explain.
+    """Plans of nearly the predicted seconds of the best plan, where the best plan compiles slower than predicted.
 
-    Waits for copies that the model does not expect are the best plan's own: where XLA starts copies depends on the cut.
+    The model may be off for the best plan alone. So may waits for copies be that it does not predict: where XLA starts
+    copies depends on the cut.
     """
 
     def __init__(self, solver: OptimalSolver, source: SolverPlans):
@@ -91,7 +96,7 @@ class Alternatives(Generator):
         return self._source
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """The solver's plan of another cut for this budget, and its plan for a little less memory."""
+        """The solver's plan of another cut for this budget, and its fastest plan of less memory than the best plan."""
         best = pool.best
         if best is None or not self._is_unexplained(pool, best):
             return
@@ -111,32 +116,32 @@ class Alternatives(Generator):
     def slowdown(self, pool: CandidatePool) -> float:
         """That of the kernels of the solver's last plan."""
         own = pool.of(self)
-        return pool.kernel_slowdown(own[-1]) if own else pool.least_slowdown
+        return pool.kernel_slowdown(own[-1]) if own else pool.default_slowdown
 
 
 class SimpleRules(Generator):
     """Plans of the rules that people write by hand.
 
-    Until a rule was compiled, the model's order of rules and other plans is not trusted; that the step as it is, where
-    it fits, does less work than any rule is certain.
+    Until a rule was compiled, the model's order of rules and other plans is not trusted. The step as written does less
+    work than any rule: where it is the best plan, seconds of rules are not reduced.
     """
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that may be faster than the best plan or candidate so far."""
+        """All rules, once a plan was compiled: the model's figures are corrected by what compiled plans were."""
         if pool.compiled:
             share = self._trusted_share(pool)
             for plan, total_bytes, step_s in self._expected(pool):
                 yield Candidate(plan, total_bytes, share * step_s)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that fit and are faster if the model is off by more than for the compiled plans, either way.
+        """Rules that fit if the model is off by more than for the compiled plans, with seconds as if it were.
 
         A few plans agree by chance: seconds are taken as off by at least the share by which a plan has to be faster,
         and bytes the more, the faster the rule is expected to be.
         """
         spread = max(1 - pool.limits.faster, pool.seconds_spread)
-        bytes_error = RULES_ERROR * max(pool.bytes_error, spread)
-        step_share = self._trusted_share(pool) * (1 - RULES_ERROR * spread)
+        bytes_error = ERROR_FACTOR * max(pool.bytes_error, spread)
+        step_share = self._trusted_share(pool) * (1 - ERROR_FACTOR * spread)
         best_s = None if pool.best is None else pool.step_s(pool.best)
         for plan, total_bytes, step_s in self._expected(pool):
             gain = 1 - step_s / best_s if best_s else 0.0
@@ -160,7 +165,7 @@ class SimpleRules(Generator):
         What XLA makes of one rule says little of the seconds of others. That all plans are slower than predicted is
         known once a rule was compiled too.
         """
-        return min(map(pool.kernel_slowdown, pool.compiled)) if pool.of(self) else pool.least_slowdown
+        return min(map(pool.kernel_slowdown, pool.compiled)) if pool.of(self) else pool.default_slowdown
 
     def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
         error = pool.error(self)
@@ -168,8 +173,8 @@ class SimpleRules(Generator):
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans fit if the model predicts too much by more than it was off for others."""
-        share = 1 - RULES_ERROR * pool.bytes_error
-        return [plan for plan in pool.planner.simple_rules if share * _total_bytes(plan) <= pool.limit_bytes]
+        rules, error = pool.planner.simple_rules, pool.bytes_error
+        return [plan for plan in rules if least_bytes(plan, error) <= pool.limit_bytes]
 
 
 class NearMisses(Generator):

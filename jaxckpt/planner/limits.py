@@ -12,7 +12,7 @@ class Limits:
     number of compiles differs the attribute says so.
 
     Attributes:
-      well_used: A search ends with a plan that takes this share of the bytes that the budget leaves for temporaries.
+      well_used: A solver is asked no more once a plan of it takes this share of what the budget leaves for temporaries.
         0.95, 0.985 and 0.995 end at the same plans.
       faster: A candidate is compiled if it is expected to take at most this share of the best plan's seconds. 0.98
         takes three quarters of the compiles, 0.999 as many.

@@ -27,7 +27,7 @@ from jaxckpt.machine import Target
 from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
-from jaxckpt.planner.generators import RULES_ERROR, SolverPlans, generators_for
+from jaxckpt.planner.generators import SolverPlans, generators_for, least_bytes
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
@@ -365,9 +365,9 @@ class Planner:
         A rule may be smaller if the model predicts too much for it, by more than it was off for the others.
         """
         compiled = self.measure_all(self.min_memory_plans)
-        least_bytes = min(each.footprint.total_bytes for each in compiled)
-        share = 1 - RULES_ERROR * max(each.model_error for each in compiled)
-        rules = (plan for plan in self.simple_rules if share * plan.predicted.total_bytes < least_bytes)
+        smallest_bytes = min(each.footprint.total_bytes for each in compiled)
+        error = max(each.model_error for each in compiled)
+        rules = (plan for plan in self.simple_rules if least_bytes(plan, error) < smallest_bytes)
         return min((*compiled, *self.measure_all(rules)), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:

@@ -2,8 +2,9 @@
 
 Two rules choose what is compiled next:
 
-1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. Where
-   there is none, one that may be so within the model's error.
+1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. If there
+   is none, and a plan other than the step as written fits, the candidate nearest to the budget that may fit and be
+   faster within the model's error.
 2. While nothing fits: the one of least expected memory. Before a budget is refused, the smallest of all is compiled,
    and those that should fit, however many compiles there were: the model does not know which compiles smallest.
 
@@ -43,8 +44,9 @@ class BudgetSearch:
       budget: The budget as the user wrote it.
       limit_bytes: The budget in bytes.
       generators: Propose candidates.
-      most: The most compiles, but for plans that should fit before a refusal.
+      most: The most compiles; before a refusal, plans that should fit and the smallest one are compiled beyond it.
       strategy: The strategy as the user named it, for the refusal.
+      limits: What counts as faster.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class BudgetSearch:
         return candidate.plan, generator
 
     def _is_misjudged(self, generator: Generator) -> bool:
-        """True while nothing fits, if several plans of a generator were compiled: all should have fitted."""
+        """True while nothing fits, if several plans of a generator were compiled."""
         return self.pool.best is None and len(self.pool.of(generator)) >= _MISSES
 
     def _distance(self, candidate: Candidate) -> int:
@@ -138,10 +140,7 @@ class BudgetSearch:
         ]
 
     def _smallest(self) -> tuple[ir.GraphPlan, Generator] | None:
-        """The plan of least expected memory, while nothing fits; once no compiles are left, of those that should.
-
-        A generator whose plans were larger than predicted comes after one of which nothing was compiled.
-        """
+        """The plan of least expected memory, while nothing fits; once no compiles are left, of those that should."""
         if (pool := self.pool).best is not None:
             return None
         enough_bytes = sys.maxsize if len(self.attempts) < self.most else self.limit_bytes

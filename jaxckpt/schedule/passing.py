@@ -1,21 +1,22 @@
-"""Gradients and weights that pass barriers though no clone reads them: of stages, or of their own in bodies of loops.
+"""Gradients and weights that pass barriers though no clone reads them.
 
-Gradients that the backward finishes or adds to on its way, which compilers would postpone to its end. A bias that all
-layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of them adds. A
-compiler may postpone all of these additions to the end, and then keeps every addend until there. The same holds for the
-product that gives a weight's gradient: it keeps two activations for a small result.
+Gradients pass the barriers of stages, so that compilers do not postpone their ops to the end of the backward. A bias
+that all layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of these
+layers adds. A compiler may postpone all of these additions to the end, and then all addends live until the end. The
+product that gives a weight's gradient may be postponed in the same way: two activations live longer for a small result.
 
-In the body of a loop no stage begins, and XLA's latency-hiding scheduler orders the body once a slice of a stacked
-residual is copied asynchronously (`openxla/xla#44359`; in jax 0.12, not in 0.10). It runs the products that give
-gradients of weights at the end of the iteration. There such a product and the cotangent that it reads pass a barrier of
-their own, so that the rest of the backward comes after it: a plan for a neural differential equation that is integrated
-by 8 steps of Runge-Kutta took 301 MiB, and takes 205 (189 predicted for both).
+Gradients in bodies of loops pass barriers of their own. In the body of a loop no stage begins, and XLA's latency-hiding
+scheduler orders the body once a slice of a stacked residual is copied asynchronously (`openxla/xla#44359`; in jax 0.12,
+not in 0.10). It runs the products that give gradients of weights at the end of the iteration. There such a product and
+the cotangent that it reads pass a barrier of their own, so that the rest of the backward comes after it: a plan for a
+neural differential equation that is integrated by 8 steps of Runge-Kutta took 301 MiB, and takes 205 (189 predicted for
+both).
 
-Weights that both passes read and the update replaces: donated arguments of which XLA makes copies. The backward's
-product with a weight and the weight's update in place wait for the same cotangent and not for each other, so XLA copies
-the weight. It makes the copy where the step begins, and the copy lives until that product. Where the product reads the
-weight behind a barrier, the copy begins at the barrier: 20 residual MLPs took 768 MiB at the least, and take 712 (708
-predicted).
+Weights pass the barriers of stages if both passes read them and the update replaces them: donated arguments of which
+XLA makes copies. The backward's product with a weight and the weight's update in place wait for the same cotangent and
+not for each other, so XLA copies the weight. It makes the copy where the step begins, and the copy lives until that
+product. Where the product reads the weight behind a barrier, the copy begins at the barrier: 20 residual MLPs took 768
+MiB at the least, and take 712 (708 predicted).
 
 Read after `jaxckpt.ir`.
 """
@@ -62,7 +63,7 @@ class GradAccumulators:
     def __init__(self, graph: Graph):
         self._products = tuple(accumulate(op.kind is Kind.CONTRACTION for op in graph.ops))
         """For each op the number of matrix products up to it."""
-        written = [v for op in graph.ops if _makes_addends(op) for v in op.writes]
+        written = [v for op in graph.ops if _computes_addends(op) for v in op.writes]
         readers = ((v, graph.readers[v]) for v in written)
         self._producer = graph.producer
         self._finished: dict[bool, list[list[int]]] = {True: [], False: []}
@@ -73,7 +74,7 @@ class GradAccumulators:
         """For each of these values, in the order in which they are written, the op that adds it, its only reader."""
         self._order = tuple(self._added)
         self._last_added = tuple(accumulate((self._products[by] for by in self._added.values()), max))
-        """For each of them the most matrix products before the addition of one of those up to it."""
+        """For each value of `_order` the number of matrix products before the latest addition of a value so far."""
         self.summed = frozenset(chain.from_iterable(self._finished[True]))
         self.passing = self.summed.union(chain.from_iterable(self._finished[False]), self._added)
 
@@ -88,7 +89,7 @@ class GradAccumulators:
         return live[::-1]
 
     def finished_at(self, reader: int, *, last: int, before_last: int) -> list[int]:
-        """Small gradients of weights that pass a barrier: all that are computed before it and passed none so far.
+        """Small gradients of weights that pass a barrier: all before the barrier that passed no earlier one.
 
         Those that are summed over devices pass one barrier later, so that the sum can run beside what is in between.
 
@@ -97,8 +98,8 @@ class GradAccumulators:
 
         Args:
           reader: The op whose operands are recomputed behind the barrier.
-          last: That of the barrier before, 0 if there was none.
-          before_last: That of the barrier before that one.
+          last: The reader of the previous barrier, 0 if there was none.
+          before_last: The reader of the barrier before the previous one.
         """
         found = [*self._computed(before_last, last, summed=True), *self._computed(last, reader, summed=False)]
         return [[v for v in views if self._written_by(v) < reader][-1] for views in found]
@@ -178,9 +179,11 @@ def _is_multiplied_after(graph: Graph, value: int, op: Op) -> bool:
 
 
 def _small_gradient(graph: Graph, value: int) -> list[int]:
-    """A product of large arrays, or a sum that ends with one, that no other op of the backward reads; else nothing.
+    """A value with its views and casts, if it is a small gradient of a weight; else nothing.
 
-    With it its views and casts. A gradient of a gradient gives a weight two products, which are added.
+    Such a value is a product, or a sum whose last term is one, that is small against the operands of the product, and
+    of the ops of the backward only views and casts read it. A gradient of a gradient gives a weight two products, which
+    are added.
     """
     product = _last_product(graph, value)
     if product is None:
@@ -212,8 +215,8 @@ def _rearranges(op: Op) -> bool:
     return op.kind is Kind.VIEW or op.primitive == "convert_element_type"
 
 
-def _makes_addends(op: Op) -> bool:
-    """True for ops of the backward but views and casts, which fuse into the addition."""
+def _computes_addends(op: Op) -> bool:
+    """True for ops of the backward, outside of loops, but views and casts, which fuse into the addition."""
     return op.phase is Phase.BACKWARD and op.loop is None and not _rearranges(op)
 
 
@@ -222,7 +225,10 @@ def _adds(op: Op) -> bool:
 
 
 def weights_of_stages(graph: Graph, stages: Sequence[int]) -> dict[int, list[int]]:
-    """For each stage, by its index, the weights that no other stage reads; `stages` has the first op of each."""
+    """For each stage, by its index, the donated arguments that the forward pass reads in no other stage.
+
+    Only those that backward and update read too, and no op of a loop. `stages` has the first op of each stage.
+    """
     found: dict[int, list[int]] = {}
     for weight in sorted(graph.donated):
         readers = [graph.ops[reader] for reader in graph.readers[weight]]

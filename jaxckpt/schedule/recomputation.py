@@ -44,7 +44,7 @@ class Availability:
     def __init__(self, graph: Graph, plan: GraphPlan):
         self._graph = graph
         dropped = {v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)}
-        self.dropped = frozenset(dropped - graph.slices - graph.indices)
+        self.dropped = frozenset(dropped - graph.slices - graph.branch_indices)
         self._kept = (graph.available | plan.decisions.keys()) - self.dropped
         self.is_kept = self._kept.__contains__
         """True if a value is available in every body; in a step without loops no other value is available."""
@@ -81,7 +81,7 @@ class Availability:
 
 
 _READS_OF_A_VISIT = 4
-"""Fewer reads of another stage are no visit to it: its backward reads the results of the stage before it too.
+"""Fewer reads of another stage's values are no visit: the backward of a stage reads some values of the stage before.
 
 Visits of the battery's force loss `potential-2` have 9 to 37 reads; such reads in small steps of the tests are two."""
 
@@ -93,7 +93,7 @@ def _are_visited(stages: Sequence[int], counts: Mapping[int, int]) -> bool:
 
 @dataclass(slots=True)
 class _Clones:
-    """Clones of one stage: the instances that they read and write, and their ops."""
+    """Clones of a visit to a stage, or of a value by itself: the instances that they read and write, and their ops."""
 
     instances: dict[int, int] = field(default_factory=dict)
     ops: set[int] = field(default_factory=set)

@@ -132,7 +132,7 @@ def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> dict[int, 
     """
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
-    held = [1] * len(graph.values) if per_iteration else graph.stack_depths
+    held = [1] * len(graph.values) if per_iteration else graph.saved_instances
     kept_bytes = {v: held[v] * graph.values[v].size_bytes for v in kept}
     return {op: sum(kept_bytes.get(v, 0) for v in graph.ops[op].writes) for op in graph.forward}
 

@@ -56,7 +56,7 @@ def test_of_a_cond_only_what_everybody_reads_comes_behind_it(traced):
 def test_a_branch_in_a_loop_stacks_residuals_of_every_iteration():
     graph = trace_step(scanned(wide, narrow), *ARGS).graph
     tanh = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
-    assert graph.stack_depths[tanh] == LAYERS
+    assert graph.saved_instances[tanh] == LAYERS
     assert graph.runs_per_step(graph.ops[graph.producer[tanh]].loop) == LAYERS / 2
 
 

@@ -77,11 +77,11 @@ def test_backward_loops_read_residuals_of_the_forward_loop(traced):
 def test_residuals_of_a_body_are_kept_once_for_every_iteration(traced):
     graph = traced.graph
     cosine = next(op.writes[0] for op in graph.ops if op.primitive == "cos")
-    assert graph.stack_depths[cosine] == 4
+    assert graph.saved_instances[cosine] == 4
     assert graph.residual_bytes(cosine) == 4 * 2 * 3 * 4
     assert graph.runs_per_step(0) == 4
     gradient = next(op.writes[0] for op in graph.ops if op.primitive == "transpose")
-    assert graph.stack_depths[gradient] == 1
+    assert graph.saved_instances[gradient] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}], ids=str)
@@ -127,7 +127,7 @@ def test_gradients_in_a_body_are_planned_in_it():
     graph = trace_step(accumulated, W, jnp.stack([X, X])).graph
     inside = {op.phase for op in graph.ops if op.loop == 0}
     assert inside == {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE}
-    assert set(graph.stack_depths) == {1}
+    assert set(graph.saved_instances) == {1}
 
 
 def test_nested_loops_share_residuals_level_by_level():
@@ -137,7 +137,7 @@ def test_nested_loops_share_residuals_level_by_level():
     graph = trace_step(make_step(nested), W, X).graph
     assert [(loop.length, loop.parent) for loop in graph.loops] == [(4, None), (2, 0), (4, None), (2, 2)]
     cosine = next(op for op in graph.ops if op.primitive == "cos")
-    assert graph.stack_depths[cosine.writes[0]] == 8
+    assert graph.saved_instances[cosine.writes[0]] == 8
     assert {graph.ops[reader].loop for reader in graph.readers[cosine.writes[0]]} == {3}
 
 

@@ -124,7 +124,7 @@ def test_loops_around_bodies_and_in_them_are_opened(make):
     graph = trace_step(make(check_vma=True, remat=False), WEIGHTS, X).graph
     assert [loop.length for loop in graph.loops] == [3, 3]
     (hidden,) = (op for op in graph.ops if op.primitive == "tanh")
-    assert hidden.loop == 0 and graph.stack_depths[hidden.writes[0]] == 3
+    assert hidden.loop == 0 and graph.saved_instances[hidden.writes[0]] == 3
 
 
 def test_collectives_in_bodies_are_counted_as_they_are_written():

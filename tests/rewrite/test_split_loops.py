@@ -71,7 +71,7 @@ def test_residual_stacks_are_as_long_as_their_part():
         assert set(stacked) == {(length, *X.shape)}
     graph = made.traced.graph
     held = {
-        graph.stack_depths[v]
+        graph.saved_instances[v]
         for op in graph.ops
         if op.phase is Phase.FORWARD and op.loop is not None
         for v in op.writes

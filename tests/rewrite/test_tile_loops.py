@@ -76,13 +76,13 @@ def test_the_carry_is_kept_for_every_tile_and_residuals_for_one():
     made = made_of(make_step(), W, X)
     graph = made.graph
     (begins,) = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop == 0)
-    assert graph.stack_depths[begins] == 3
+    assert graph.saved_instances[begins] == 3
     (forward,) = (eqn for eqn in scans(made.jaxpr) if not eqn.params["reverse"])
     assert [v.aval.shape for v in forward.outvars if v.aval.ndim == 3] == [(3, *X.shape)]
     left = {v for op in graph.ops if op.loop == 3 and op.phase is Phase.FORWARD for v in op.writes}
     read = {v for op in graph.ops if op.loop == 4 for v in op.reads} & left
     assert read
-    assert {graph.stack_depths[v] for v in read} == {2}
+    assert {graph.saved_instances[v] for v in read} == {2}
     assert not {v for op in graph.ops if op.loop == 1 for v in op.writes} & {
         v for op in graph.ops if op.phase is Phase.BACKWARD for v in op.reads
     }

@@ -13,8 +13,8 @@ An integer programme over x_sk, "stage s takes option k":
                 sum_sk host_sk x_sk <= host memory
 
 A stage is held in an interval if its saved values are live there. The last two constraints are present if values may be
-offloaded; see `moved_options`. The solution is optimal for the given options and memory profiles. The same programme
-with the budget as a variable gives the combination of least memory.
+offloaded; see `moved_options`. The solution is optimal for the given options and memory profiles, to the gap and within
+the nodes of `_LIMITS`. The same programme with the budget as a variable gives the combination of least memory.
 
 Read after `stage_memory` and `moved_options`.
 """
@@ -66,7 +66,8 @@ class StagedOptions:
     def fastest(self, budget_bytes: int) -> tuple[int, ...] | None:
         """The fastest combination within a budget, as the index of each stage's option; None if none meets it.
 
-        No programme is solved for budgets below the least memory: these are asked for often, and found out slowly.
+        No programme is solved for budgets below the least memory. Such budgets are asked for often, and HiGHS takes
+        long to prove that no combination meets them.
         """
         if budget_bytes < (1 - 2 * _GAP) * self.peak_bytes(self.least):
             return None

@@ -3,8 +3,8 @@
 In each interval of the schedule one stage is active. Live bytes there are the sum of the values that other stages save
 until their own backward, which depend on the options of those stages, and the rest, which depends on the option of the
 active stage. So one replay of the full step, in which all stages save their boundary only, and replays of each
-subproblem give the peak of every combination of options: at each step of an interval the live bytes of the former, plus
-the difference that the option makes in the latter. Read after `options`.
+subproblem give the peak of every combination of options: at each step of an interval the live bytes of the replay of
+the full step, plus the difference that the option makes in the replay of its subproblem. Read after `options`.
 """
 
 from collections import defaultdict
