@@ -28,5 +28,6 @@ from jaxckpt.ir.plan import (
     Recompute as Recompute,
     RowChunk as RowChunk,
     Save as Save,
+    stage_at as stage_at,
 )
 from jaxckpt.ir.regions import Loop as Loop

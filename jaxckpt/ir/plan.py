@@ -27,7 +27,8 @@ through the device in groups, each as its gradients are finished (`schedule.host
 Read after `regions`.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -283,3 +284,8 @@ class GraphPlan:
         if self.prediction is None:
             raise AttributeError("this plan has no prediction: it was not made by a solver")
         return self.prediction
+
+
+def stage_at(starts: Sequence[int], op: int | None) -> int:
+    """The index of the stage, or layer, that a forward op is in, by the first ops of all; 0 for None, for arguments."""
+    return 0 if op is None else max(0, bisect_right(starts, op) - 1)

@@ -21,12 +21,12 @@ MiB at the least, and take 712 (708 predicted).
 Read after `jaxckpt.ir`.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
-from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.ir import Graph, Kind, Op, Phase, stage_at
 from jaxckpt.ir.regions import CARRY, LOOP_BOUNDARIES
 
 _SMALL, _SMALL_ON_MESH = 1 / 64, 1.0
@@ -203,12 +203,12 @@ def _small_gradient(graph: Graph, value: int) -> list[int]:
 
 def _last_product(graph: Graph, value: int) -> Op | None:
     """The last matrix product of those that a value is the sum of, or is by itself; None if it is neither."""
-    made = graph.producer[value]
-    if made is not None and _adds(graph.ops[made]):
-        made = max((by for v in graph.ops[made].reads if (by := graph.producer[v]) is not None), default=None)
-    while made is not None and _rearranges(graph.ops[made]) and graph.ops[made].reads:
-        made = graph.producer[graph.ops[made].reads[0]]
-    return graph.ops[made] if made is not None and graph.ops[made].kind is Kind.CONTRACTION else None
+    number = graph.producer[value]
+    if number is not None and _adds(graph.ops[number]):
+        number = max((by for v in graph.ops[number].reads if (by := graph.producer[v]) is not None), default=None)
+    while number is not None and _rearranges(graph.ops[number]) and graph.ops[number].reads:
+        number = graph.producer[graph.ops[number].reads[0]]
+    return graph.ops[number] if number is not None and graph.ops[number].kind is Kind.CONTRACTION else None
 
 
 def _rearranges(op: Op) -> bool:
@@ -236,7 +236,7 @@ def weights_of_stages(graph: Graph, stages: Sequence[int]) -> dict[int, list[int
         phases = {op.phase for op in readers}
         if any(op.loop is not None for op in readers) or phases != {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE}:
             continue
-        stage = max(0, bisect_right(stages, forward[0]) - 1)
-        if stage == max(0, bisect_right(stages, forward[-1]) - 1):
+        stage = stage_at(stages, forward[0])
+        if stage == stage_at(stages, forward[-1]):
             found.setdefault(stage, []).append(weight)
     return found

@@ -12,11 +12,10 @@ Read after `jaxckpt.ir`; `transfers` writes the copies. Complexity: linear in de
 distances.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jaxckpt.ir import Decision, Graph, GraphPlan, Moved, Offload, Phase, Recompute
+from jaxckpt.ir import Decision, Graph, GraphPlan, Moved, Offload, Phase, Recompute, stage_at
 
 _MOST_DESCENDANTS = 32
 """So many values computed from one are searched for one that is recomputed, which bounds the search on long chains. 8,
@@ -31,7 +30,7 @@ def store_ends(graph: Graph, plan: GraphPlan) -> ByOp:
     """For ops of the forward pass the values from outside of loops whose stores must be finished before (rule 1)."""
     layers, found = plan.layers or plan.stages, defaultdict[int, list[int]](list)
     for value, decision in _moved_outside(graph, plan):
-        finished = _index(layers, graph, value) + 1
+        finished = stage_at(layers, graph.producer[value]) + 1
         if isinstance(decision, Offload) and finished + decision.store_distance < len(layers):
             found[layers[finished + decision.store_distance]].append(value)
     return found
@@ -63,12 +62,12 @@ def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each stage the op that makes it recompute."""
     for value, op in first_reads.items():
         if isinstance(plan.decisions[value], Recompute):
-            stage = _index(plan.stages, graph, value)
+            stage = stage_at(plan.stages, graph.producer[value])
             opened[stage] = min(op, opened.get(stage, op))
     found: dict[int, int] = {}
     for value in plan.decisions:
-        layer = _index(layers, graph, value)
-        for first in (first_reads.get(value), opened.get(_index(plan.stages, graph, value))):
+        layer = stage_at(layers, graph.producer[value])
+        for first in (first_reads.get(value), opened.get(stage_at(plan.stages, graph.producer[value]))):
             if first is not None:
                 found[layer] = min(first, found.get(layer, first))
     return found
@@ -77,11 +76,11 @@ def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
     """The last layer whose backward needs a value: the value's own, or one that recomputes something from it."""
     layers = plan.layers or plan.stages
-    last = _index(layers, graph, value)
+    last = stage_at(layers, graph.producer[value])
     for op in graph.readers[value]:
         recomputed = (isinstance(plan.decisions.get(v), Recompute) for v in _descendants(graph, op))
         if graph.ops[op].phase is Phase.FORWARD and any(recomputed):
-            last = max(last, bisect_right(layers, op) - 1)
+            last = max(last, stage_at(layers, op))
     return last
 
 
@@ -95,12 +94,6 @@ def _descendants(graph: Graph, op: int) -> Iterator[int]:
                 seen.add(value)
                 yield value
                 pending.extend(r for r in graph.readers[value] if graph.ops[r].phase is Phase.FORWARD)
-
-
-def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:
-    """The layer (or stage) that computes a value, by the first ops of all; 0 for arguments."""
-    producer = graph.producer[value]
-    return max(0, bisect_right(starts, -1 if producer is None else producer) - 1)
 
 
 def is_pipelined(graph: Graph, value: int, decision: Decision) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 
-from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
+from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute, stage_at
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast, is_broadcast
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
@@ -307,7 +307,7 @@ class Recomputation:
         return _OF_BRANCH if in_branch and body != self._graph.loop_of[value] else self._stage_of(value)
 
     def _stage_of(self, value: int) -> int:
-        return max(0, bisect_right(self._plan.stages, self._producer(value)) - 1)
+        return stage_at(self._plan.stages, self._producer(value))
 
     def _open(self, group: Collection[int], clones: _Clones, reader: int) -> None:
         """Starts a group behind one barrier: everything that it has to recompute by now begins there.

@@ -17,13 +17,12 @@
 Read after `jaxckpt.solve.full_recompute`.
 """
 
-from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
-from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Save
+from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Save, stage_at
 from jaxckpt.schedule import Run, decisions_with_axes
 from jaxckpt.schedule.partition import sent_bytes
 from jaxckpt.schedule.prefetch import first_reads_by_layer, is_pipelined, last_consumer_layer
@@ -158,7 +157,7 @@ class _Clock:
         """The decision for a value, with the distances that it left open."""
         # Complexity: the same choice for stores and for loads, which count layers in opposite directions.
         layers = len(self.layers)
-        home = max(0, bisect_right(self.layers, self.problem.graph.producer[value] or 0) - 1)
+        home = stage_at(self.layers, self.problem.graph.producer[value])
         behind = max(0, layers - 2 - home)
         most = layers if self.queued else max(1, layers // _MOST_LAYERS)
         prefetch = self.problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
