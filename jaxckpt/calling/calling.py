@@ -298,10 +298,12 @@ class Calling:
                 )
 
     def _static(self, count: int) -> frozenset[_Key]:
-        """Positions and names of arguments that are not traced."""
+        """Positions and names of arguments that are not traced; a call may leave some out that have defaults."""
         bound = len(self._unwrapped.bound)
         asked = frozenset(p % count if p < 0 else p + bound for p in self._static_argnums)
-        own = frozenset(key % count if isinstance(key, int) and count else key for key in self._unwrapped.static)
+        own = frozenset(
+            key % count if isinstance(key, int) and key < 0 and count else key for key in self._unwrapped.static
+        )
         if not self.is_jitted:
             return asked | own
         if not asked <= own:

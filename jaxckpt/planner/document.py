@@ -25,7 +25,7 @@ from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan, decisi
 FORMAT = "jaxckpt-plan"
 VERSION = 1
 
-_ARGUMENT = re.compile(r"(?P<path>.*) (?P<dtype>[^ \[\]]+)\[(?P<shape>[0-9]*(?:,[0-9]+)*)\]", re.DOTALL)
+_ARGUMENT = re.compile(r"(?P<path>.*) (?P<dtype>[^ \[\]]+)\[(?P<shape>[0-9]*(?:,[0-9]+)*)\](?P<weak> weak)?", re.DOTALL)
 _Line = Annotated[str, Limit(" such as \"[0]['w'] float32[8,4]\"", lambda line: _ARGUMENT.fullmatch(line) is not None)]
 
 
@@ -133,7 +133,8 @@ def _texts(run_lengths: Iterable[str]) -> Iterator[str]:
 
 
 def _line(argument: Argument) -> str:
-    return f"{argument.path} {argument.dtype}[{','.join(map(str, argument.shape))}]"
+    weak = " weak" if argument.weak_type else ""
+    return f"{argument.path} {argument.dtype}[{','.join(map(str, argument.shape))}]{weak}"
 
 
 def _entries(plan: Plan) -> Iterator[TomlTable]:
@@ -241,4 +242,4 @@ def _argument(line: str) -> Argument:
     match = _ARGUMENT.fullmatch(line)
     assert match is not None, "lines were checked"
     shape = tuple(int(size) for size in match["shape"].split(",") if size)
-    return Argument(path=match["path"], shape=shape, dtype=match["dtype"])
+    return Argument(path=match["path"], shape=shape, dtype=match["dtype"], weak_type=match["weak"] is not None)

@@ -544,8 +544,7 @@ class Planner:
             estimated_step_s=self.step_s_with_stalls(candidate),
             described=tuple(describe(graph, value) for value in candidate.plan.decisions),
             arguments=tuple(
-                Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
-                for path, spec in zip(self.traced.paths, self.traced.specs, strict=True)
+                Argument.of(path, spec) for path, spec in zip(self.traced.paths, self.traced.specs, strict=True)
             ),
             notes=notes,
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),

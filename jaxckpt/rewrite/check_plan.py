@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import jax
+
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Graph, GraphPlan, Op
 from jaxckpt.trace import Traced
@@ -15,11 +17,29 @@ from jaxckpt.trace import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One flat argument that a plan was made for; its path is as `jax.tree_util.keystr` writes it."""
+    """One flat argument that a plan was made for.
+
+    Attributes:
+      path: As `jax.tree_util.keystr` writes it.
+      shape: Of the array.
+      dtype: Of the array.
+      weak_type: True for the type of a Python number, with which JAX computes in the other operand's dtype.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    weak_type: bool = False
+
+    def __str__(self) -> str:
+        """The type, as errors name it."""
+        weak = " of a Python number (a weak type)" if self.weak_type else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{weak}"
+
+    @classmethod
+    def of(cls, path: str, spec: jax.ShapeDtypeStruct) -> "Argument":
+        """The argument of a traced step."""
+        return cls(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype), weak_type=spec.weak_type)
 
 
 def check_planned(
@@ -35,7 +55,7 @@ def check_planned(
             f"apply({traced.name}): the plan was made for other arguments ({len(differing)} differ).",
             got=_numbered((path, called) for path, called, _ in differing),
             needed=_numbered((path, planned) for path, _, planned in differing),
-            advice="call it with the shapes that it was planned for, or plan again for these",
+            advice="call it with the shapes and types that it was planned for, or plan again for these",
             differing=tuple(differing),
         )
     got = f"fingerprint {found}, {len(traced.graph.ops)} ops"
@@ -60,15 +80,11 @@ def _numbered(pairs: Iterator[tuple[str, str]]) -> str:
 
 def _differing_arguments(traced: Traced, arguments: Sequence[Argument]) -> Iterator[tuple[str, str, str]]:
     """For each argument that differs its path, its type in this call, and its type when the plan was made."""
-    called = {path: _typed(str(spec.dtype), spec.shape) for path, spec in zip(traced.paths, traced.specs, strict=True)}
-    planned = {argument.path: _typed(argument.dtype, argument.shape) for argument in arguments}
+    called = {path: str(Argument.of(path, spec)) for path, spec in zip(traced.paths, traced.specs, strict=True)}
+    planned = {argument.path: str(argument) for argument in arguments}
     for path in {**planned, **called}:
         if called.get(path) != planned.get(path):
             yield path, called.get(path, "is absent"), planned.get(path, "is absent")
-
-
-def _typed(dtype: str, shape: Sequence[int]) -> str:
-    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _first_difference(called: Graph, planned: Graph) -> tuple[str, str]:

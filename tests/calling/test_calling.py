@@ -187,6 +187,26 @@ def test_a_position_whose_argument_has_a_default_may_be_named():
     assert trace_step(step, styles.X, donate_argnums=1, static_argnums=2).paths == ("w",)
 
 
+@pytest.mark.parametrize(
+    "jitted",
+    [
+        functools.partial(jax.jit, static_argnames="flag"),
+        functools.partial(jax.jit, static_argnums=2),
+        functools.partial(nnx.jit, static_argnames="flag"),
+    ],
+    ids=["jax_name", "jax_number", "nnx_name"],
+)
+def test_a_static_argument_of_a_jit_may_be_left_at_its_default(jitted):
+    """Its position, 2 of 2 arguments, was taken for the position 0."""
+
+    def step(rate, w, flag=True):
+        return w - rate * jax.grad(lambda w: jnp.tanh(w).sum() if flag else w.sum())(w)
+
+    traced = trace_step(jitted(step), 0.1, styles.X)
+    assert traced.paths == ("rate", "w")
+    assert traced.graph.read_after_forward
+
+
 def test_static_leaves_are_compared_by_equality():
     calling = Calling(lambda setting, x: jnp.sin(x) * len(setting["name"]))
     jaxprs = []

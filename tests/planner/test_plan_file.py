@@ -81,7 +81,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 st.lists(
                     st.builds(
                         Argument, path=_text, shape=st.sampled_from([(), (3,), (3, 4)]),
-                        dtype=st.sampled_from(["float32", "key<fry>"]),
+                        dtype=st.sampled_from(["float32", "key<fry>"]), weak_type=st.booleans(),
                     ),
                     max_size=3,
                 )

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.rewrite import apply
+from jaxckpt.rewrite import Argument, apply
 from jaxckpt.trace import trace_step
 from tests.rewrite.plans import drop_all, plan_of
 
@@ -170,11 +169,7 @@ def test_steps_that_close_over_outer_tracers_can_be_planned():
 
 def test_other_shapes_are_refused_by_name():
     traced, plan = planned(step, PARAMS, X)
-    arguments = [
-        SimpleNamespace(path=path, shape=spec.shape, dtype=str(spec.dtype))
-        for path, spec in zip(traced.paths, traced.specs, strict=True)
-    ]
-    function = apply(step, plan, arguments=arguments)
+    function = apply(step, plan, arguments=list(map(Argument.of, traced.paths, traced.specs)))
     with pytest.raises(PlanMismatchError, match="other arguments") as caught:
         function(PARAMS | {"b": jnp.zeros((1, 4))}, jnp.ones((5, 4)))
     assert caught.value.differing == (
@@ -185,6 +180,23 @@ def test_other_shapes_are_refused_by_name():
     with pytest.raises(PlanMismatchError, match="is absent"):
         function(PARAMS | {"c": jnp.zeros(4)}, X)
     assert_same(function(PARAMS, X), jax.jit(step)(PARAMS, X))
+
+
+@pytest.mark.parametrize(("of_plan", "of_call"), [(0.1, np.float32(0.1)), (np.float32(0.1), 0.1)])
+def test_a_python_number_in_place_of_an_array_is_refused_by_name(of_plan, of_call):
+    """The error said that the step's code, its static arguments or the version of jax had changed."""
+
+    def scaled(params, x, rate):
+        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, x))
+
+    traced, plan = planned(scaled, PARAMS, X, of_plan)
+    function = apply(scaled, plan, arguments=list(map(Argument.of, traced.paths, traced.specs)))
+    assert_same(function(PARAMS, X, of_plan), jax.jit(scaled)(PARAMS, X, of_plan))
+    with pytest.raises(PlanMismatchError, match="1 differ") as caught:
+        function(PARAMS, X, of_call)
+    ((path, *types),) = caught.value.differing
+    assert path == "rate"
+    assert sorted(types) == ["float32[]", "float32[] of a Python number (a weak type)"]
 
 
 def test_another_step_is_refused_by_the_first_op_that_differs():
