@@ -2,7 +2,9 @@
 
 1. The step is traced for a batch, and the model predicts the total of its smallest plan, without a compiler. Batches
    are doubled until that total exceeds the budget. Then the gap is closed by interpolation (regula falsi): memory is
-   nearly linear in the batch. Every third guess is the middle of the gap (bisection).
+   nearly linear in the batch. Every third guess is the middle of the gap (bisection). To solve each batch for its
+   smallest plan takes seconds, so the first one is solved, and its plan is predicted for the others that do the same
+   operations; the batch next to the gap's end is solved for itself.
 2. Only the batch that is found is compiled. The compiled total corrects the model, and the search goes on where that
    moves the limit.
 3. For throughput the model's fastest plans within the budget are compared over the batches up to the largest one, and
@@ -10,13 +12,14 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.ir import GraphPlan, Prediction
 from jaxckpt.machine import Target
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
@@ -182,6 +185,8 @@ class _BatchSearcher:
         self.limits = Limits()
         self.planners: dict[int, Planner] = {}
         """Steps that were traced, by count."""
+        self.smallest: dict[int, GraphPlan] = {}
+        """The smallest plans by prediction, of counts that were solved for them."""
         self.plans: dict[int, Plan] = {}
         self.compiled: dict[int, int] = {}
         """Compiled totals of the plans that fit, or the smallest ones of batches that do not, by count."""
@@ -267,14 +272,21 @@ class _BatchSearcher:
         """The largest count from `fits` on and below `fails` that the model expects to fit."""
         low, high = self._narrowed(fits, fails)
         rounds = 0
-        while high is None or high - low > 1:
-            count = self._guess(low, high, rounds)
+        while high is None or high - low > 1 or self._fits_once_solved(high):
+            count = high if high == low + 1 else self._guess(low, high, rounds)
             if self._expected(count) <= self.limit_bytes:
-                low = count
+                low, high = self._narrowed(count, fails)
             else:
                 high = count
             rounds += 1
         return low
+
+    def _fits_once_solved(self, count: int) -> bool:
+        """True if a batch that was not solved for its smallest plan is expected to fit with that plan."""
+        if count in self.smallest or count in self.compiled:
+            return False
+        self._solve(count)
+        return self._expected(count) <= self.limit_bytes
 
     def _narrowed(self, fits: int, fails: int | None) -> tuple[int, int | None]:
         """Both bounds, narrowed by the batches that are traced already."""
@@ -315,10 +327,31 @@ class _BatchSearcher:
         return fixed_bytes + int(self.ratio * temp_bytes)
 
     def _smallest(self, count: int) -> tuple[int, int]:
-        """Predicted bytes of the smallest plan: of arguments and results, and of temporaries."""
-        plans = self.planner(count).min_memory_plans
-        predicted = min((plan.predicted for plan in plans), key=lambda predicted: predicted.total_bytes)
+        """Predicted bytes of the smallest plan: of arguments and results, and of temporaries.
+
+        Of a batch that was not solved, those of plans of batches that were.
+        """
+        transferred = [] if count in self.smallest else self._transferred(count)
+        predicted = min(transferred or [self._solve(count).predicted], key=lambda predicted: predicted.total_bytes)
         return predicted.total_bytes - predicted.temp_bytes, predicted.temp_bytes
+
+    def _solve(self, count: int) -> GraphPlan:
+        """The smallest plan of a batch by prediction."""
+        if count not in self.smallest:
+            plans = self.planner(count).min_memory_plans
+            self.smallest[count] = min(plans, key=lambda plan: plan.predicted.total_bytes)
+        return self.smallest[count]
+
+    def _transferred(self, count: int) -> list[Prediction]:
+        """Predictions for a batch of the smallest plans of others whose steps do the same operations.
+
+        Plans that tile loops, divide rows or have state on the host depend on the sizes of a step: none of these.
+        """
+        planner = self.planner(count)
+        plans = [plan for other, plan in self.smallest.items() if _has_same_ops(self.planner(other), planner)]
+        if not plans or any(any(plan.transformations) or plan.host_arguments for plan in plans):
+            return []
+        return [planner.problem.predict(replace(plan, fingerprint=planner.graph.fingerprint)) for plan in plans]
 
     def _expected_step_s(self, count: int) -> float:
         """Seconds of a step with the model's fastest plan within the budget."""
@@ -392,6 +425,15 @@ class _BatchSearcher:
             step_s=step_s,
             plan=plan,
         )
+
+
+def _has_same_ops(one: Planner, other: Planner) -> bool:
+    """True if two steps do the same operations on the same values, of whatever sizes."""
+    ops, others = one.graph.ops, other.graph.ops
+    return len(ops) == len(others) and all(
+        (op.primitive, op.reads, op.writes, op.loop) == (its.primitive, its.reads, its.writes, its.loop)
+        for op, its in zip(ops, others, strict=True)
+    )
 
 
 def _step_s(plan: Plan) -> float:

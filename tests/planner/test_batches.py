@@ -9,9 +9,11 @@ import pytest
 import jaxckpt
 from jaxckpt import _compilers
 from jaxckpt._errors import BatchError, BudgetError, InfeasibleBudgetError, MissingPackageError, StepReferenceError
+from jaxckpt._progress import silent
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner, batch_search
+from jaxckpt.planner.options import PlanOptions
 from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import batches_report, render_text
 from tests.planner.test_planner import needs_compiler, step
@@ -191,3 +193,15 @@ def test_the_users_own_exception_comes_out_untouched(modelled):
 
     with pytest.raises(RuntimeError, match="no batch 1"):
         jaxckpt.max_batch(broken, target="h200", budget="1GiB")
+
+
+def test_few_batches_are_solved_for_their_smallest_plan(modelled):
+    """The plan of one batch is predicted for the others; the batch above the largest one is solved for itself."""
+    limit_bytes = 16 * 2**20
+    searcher = batch_search._BatchSearcher(make_step, Target("h200"), limit_bytes, 256, PlanOptions(), silent)
+    above = searcher.run().batch // 256 + 1
+    assert len(searcher.smallest) < len(searcher.planners) // 2
+    assert searcher.smallest[above].predicted.total_bytes > limit_bytes
+    for count in searcher.planners.keys() - searcher.smallest.keys():
+        least = min(plan.predicted.total_bytes for plan in searcher.planner(count).min_memory_plans)
+        assert sum(searcher._smallest(count)) == pytest.approx(least, rel=0.02)
