@@ -10,6 +10,7 @@ None changes the memory that a program takes.
 3. Compiled kernels are kept in a file, since plans of one step run hardly different kernels.
 """
 
+import atexit
 import functools
 import os
 import tempfile
@@ -60,13 +61,11 @@ def dumped_program(folder: str | Path) -> bytes | None:
 
 
 @functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
-
-
 def kernels_folder() -> Path:
     """A folder for what compiles of this process know of kernels; the end of the process deletes it."""
-    return Path(_temporary().name)
+    folder = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)  # left to the folder's finaliser, Python warns of a resource
+    return Path(folder.name)
 
 
 def is_gpu_without_device(target: Target) -> bool:
