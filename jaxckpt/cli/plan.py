@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
+from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import EXIT_INFEASIBLE, Json, Reference, Shell, compiled_target, print_error
@@ -105,7 +105,7 @@ def _check_file(path: Path, reference: str, target: str | None, output: Path | N
 def _refuse_early(reference: str, budgets: list[str], output: Path | None, check: Path | None) -> None:
     """Refuses mistyped options before anything is loaded or compiled."""
     if (check is None) == (not budgets):
-        raise PlanFileError(
+        raise ArgumentError(
             "jaxckpt plan: a step is fitted into a budget, or a plan of it is checked.",
             got="neither a budget nor a plan" if check is None else f"--check {check} --budget {' '.join(budgets)}",
             needed="either --budget or --check",
@@ -116,7 +116,7 @@ def _refuse_early(reference: str, budgets: list[str], output: Path | None, check
     if output is None:
         return
     if len(budgets) > 1:
-        raise PlanFileError(
+        raise ArgumentError(
             "jaxckpt plan: several budgets make several plans, and one file was given.",
             got=f"--budget {' --budget '.join(budgets)} --output {output}",
             needed="one budget, or no --output",

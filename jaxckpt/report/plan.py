@@ -68,7 +68,7 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "predicted step, by the model", format_seconds(plan.predicted.step_s)
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
-            yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
+            yield "  no plan is faster by more than", f"{plan.predicted.gap:.1%}"
     for chunk in plan.row_chunks:
         yield f"rows of value {chunk.value} (dimension {chunk.dimension})", f"in {chunk.pieces} pieces"
     if plan.host_arguments:
