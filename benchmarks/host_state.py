@@ -105,6 +105,8 @@ def planned(planner: Planner, budget_bytes: int) -> dict[str, Any]:
         "host_bytes": plan.footprint.host_bytes,
         "predicted_bytes": plan.predicted.total_bytes,
         "predicted_s": plan.predicted.step_s,
+        "bound_s": plan.predicted.bound_s,
+        "predicted_as_written_s": planner.solver.empty_plan.predicted.step_s,
         "kernels_s": plan.footprint.step_s,
         "step_s": plan.estimated_step_s,
         "compiles": planner.compile_count - known,

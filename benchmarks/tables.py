@@ -37,7 +37,7 @@ def main() -> None:
     write(COST, {"cost": cost_table()})
     write(MODEL, {"model error": model_error_table()})
     write(FOOTPRINTS, {"layers": layers_table()})
-    write(OFFLOAD, {"wide decoder": wide_decoder.table()})
+    write(OFFLOAD, {"wide decoder": wide_decoder.table(), "wide decoder overheads": wide_decoder.overhead_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
     write(RULES, rules_tables())
     write(SEEDS, {"features": features_table()})

@@ -165,6 +165,27 @@ def table() -> str:
     return "\n".join([*lines, "", made, ""])
 
 
+def overhead_table() -> str:
+    """Seconds over the step as written, as shares of those by recomputation, and the least share by the bound."""
+    result = read(NAME)
+    as_written_s = result["by_hand"][WITHOUT]["step_s"]
+    rows = {(row["allow"], row["share"]): row for row in result["plans"] if row.get("bound_s")}
+    lines = ["| budget | plans | over the step as written | by recomputation alone | least by the bound |"]
+    lines.append("|---|---|---:|---:|---:|")
+    for share, name in product(SHARES, ROWS):
+        alone, row = rows.get(("recompute", share)), rows.get((name, share))
+        if alone is None or row is None or name == "recompute":
+            continue
+        budget = format_bytes(int(share * result["by_hand"][WITHOUT]["total_bytes"]))
+        more_s, alone_s = row["step_s"] - as_written_s, alone["step_s"] - as_written_s
+        modelled_s = alone["predicted_s"] - alone["predicted_as_written_s"]
+        least = (row["bound_s"] - row["predicted_as_written_s"]) / modelled_s
+        lines.append(f"| {budget} | {name} | {1e3 * more_s:.1f} ms | {more_s / alone_s:.0%} | {least:.0%} |")
+    dates = ", ".join(sorted({row["date"] for row in rows.values()}))
+    version = result["made_with"]["versions"]["jax"]
+    return "\n".join([*lines, "", f"jax {version}, {dates}.", ""])
+
+
 def batch_table() -> str:
     """The largest batch in all memory of the device: by hand, and by what plans may decide."""
     result = read(NAME)
