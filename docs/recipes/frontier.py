@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import jaxckpt
 
-LAYERS, ROWS, WIDTH, BUDGET = 6, 8192, 1024, "300MiB"
+LAYERS, ROWS, WIDTH, BUDGET = 6, 8192, 1024, "320MiB"
 
 
 # %% The step

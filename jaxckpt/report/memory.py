@@ -88,7 +88,7 @@ def _peak(memory: MemoryMap) -> Section:
     alive = memory.alive_at(memory.peak)
     table = layer_table(
         alive,
-        ("buffer", "part", "role", ">each", ">all", "made at"),
+        ("buffer", "part", "role", ">each", ">all", "source"),
         _buffer_cells,
         scope=lambda b: b.scope,
         alike=lambda b: (b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, b.source),

@@ -80,7 +80,7 @@ def _buffers(data: OutOfMemory) -> Table:
     unknown = sum(buffer.size_bytes is None for buffer in data.buffers)
     return layer_table(
         zip(data.buffers, classify_buffers(data.buffers), strict=True),
-        ("what", "value", ">each", ">all", "made at"),
+        ("what", "value", ">each", ">all", "source"),
         _buffer_cells,
         scope=lambda pair: pair[0].scope,
         alike=alike,
@@ -152,7 +152,7 @@ _HOLDERS = {
     Holder.ARGUMENTS: "arguments",
     Holder.RESULTS: "results that take over no argument",
     Holder.PROGRAM: "the program and its constants",
-    Holder.RESIDUALS: "kept from forward to backward",
+    Holder.RESIDUALS: "saved from forward to backward",
     Holder.RECOMPUTED: "forward values of the part at work",
     Holder.LOGITS: "logits, and what is as wide",
     Holder.SINGLE_OP: "around one op",

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.ir import Recompute
+from jaxckpt.ir import Recompute, Save
 from jaxckpt.ir.layers import Layers
 from jaxckpt.planner import (
     Analysis,
@@ -38,7 +38,7 @@ def plan_report(plan: Plan) -> Section:
     summary = Table(columns=columns("", ">"), rows=tuple(_summary_rows(plan)))
     parts: list[Element] = [summary, *(Text(text=f"Note: {note}") for note in plan.notes)]
     if plan.decisions:
-        parts += [_kept(plan), _dropped(plan)]
+        parts += [_in_memory(plan), _recomputed(plan)]
     if plan.attempts:
         parts.append(Section(title="Compiles", parts=(_attempts(plan),), folded=True))
     return Section(title=f"Plan for {plan.target} ({plan.strategy})", parts=tuple(parts))
@@ -64,7 +64,7 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "estimated step, of the compiled program", format_seconds(plan.estimated_step_s)
     if plan.prediction is not None:
         yield "predicted total", format_bytes(plan.predicted.total_bytes)
-        yield "  of these kept from forward to backward", format_bytes(plan.predicted.saved_bytes)
+        yield "  of these saved from forward to backward", format_bytes(plan.predicted.saved_bytes)
         yield "predicted step, by the model", format_seconds(plan.predicted.step_s)
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
@@ -79,7 +79,11 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"loop {tiling.loop} tiled", f"{tiling.outer} x {tiling.inner} iterations"
 
 
-def _kept(plan: Plan) -> Table:
+def _in_memory(plan: Plan) -> Table:
+    """The values that are not recomputed; the title has the participles of their decisions."""
+    listed = [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)]
+    participles = sorted({plan.decisions[d.value].participle for d in listed}) or [Save.participle]
+
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.source, plan.decisions[d.value]
 
@@ -89,12 +93,12 @@ def _kept(plan: Plan) -> Table:
         return total_bytes, _array(first), each, format_bytes(total_bytes), short_source(first.source)
 
     return layer_table(
-        [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)],
-        ("value", ">each", ">all", "made at"),
+        listed,
+        ("value", ">each", ">all", "source"),
         cells,
         scope=lambda d: d.scope,
         alike=alike,
-        title="Kept",
+        title=" and ".join(participles).capitalize(),
         shown=_MOST_ROWS,
         rest=more_kinds,
     )
@@ -104,7 +108,7 @@ def _array(value: Described) -> str:
     return array_text(value.dtype, value.shape, value.name or value.primitive)
 
 
-def _dropped(plan: Plan) -> Text:
+def _recomputed(plan: Plan) -> Text:
     dropped = [d for d in plan.described if isinstance(plan.decisions[d.value], Recompute)]
     size_bytes = sum(d.size_bytes for d in dropped)
     return Text(
@@ -242,7 +246,7 @@ def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
     totals = (
         ("arguments", format_bytes(analysis.argument_bytes)),
         ("arrays closed over", format_bytes(analysis.constant_bytes)),
-        ("kept from forward to backward", format_bytes(analysis.kept_bytes)),
+        ("saved from forward to backward", format_bytes(analysis.kept_bytes)),
         ("  were each residual an array", format_bytes(analysis.residual_bytes)),
         ("predicted total, nothing recomputed", format_bytes(analysis.unplanned_bytes)),
         ("predicted total, everything recomputed", format_bytes(analysis.smallest_bytes)),
@@ -250,7 +254,7 @@ def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
     )
     table = layer_table(
         [row for row in _cut(analysis.scopes, depth) if row.residual_count or row.kept_bytes],
-        (">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
+        (">residuals", ">saved", ">all layers", ">recompute", "largest", "source"),
         _residual_cells,
         scope=lambda row: row.scope,
         alike=lambda row: (row.residual_count, row.kept_bytes),

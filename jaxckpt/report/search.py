@@ -14,7 +14,7 @@ def frontier_report(frontier: Frontier) -> Section:
     """Memory and time of every compiled plan, against the step as it is; and what is expected between them."""
     dropped = f"{frontier.dropped} more were compiled and are beaten by one of these: a smaller plan that is faster."
     table = Table(
-        columns=columns(">total", ">of the step as it is", ">step (est.)", ">slower by", ">kept", ">values recomputed"),
+        columns=columns(">total", ">of the step as it is", ">step (est.)", ">slower by", ">saved", ">recomputed"),
         rows=tuple(_point_row(frontier, point) for point in frontier.points),
         notes=(dropped,) if frontier.dropped else (),
     )

@@ -86,7 +86,7 @@ def program(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 def test_analyze_shows_scopes_and_says_that_nothing_was_compiled(train):
     shown = shell("analyze", f"{train}:make_step")
     assert shown.exit_code == 0, shown.output
-    assert "kept from forward to backward" in shown.output
+    assert "saved from forward to backward" in shown.output
     assert "nothing was compiled" in shown.output
 
 

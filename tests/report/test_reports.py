@@ -120,7 +120,7 @@ def test_a_plan_that_decides_nothing_shows_no_empty_tables():
     bare = Plan(fingerprint="f", target="h200", budget_bytes=GIB)
     text = render_text(plan_report(bare))
     assert "Plan for h200 (none)" in text
-    assert "Kept" not in text
+    assert "Saved" not in text
     assert "Compiles" not in text
 
 
