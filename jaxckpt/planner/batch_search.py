@@ -2,9 +2,9 @@
 
 1. The step is traced for a batch, and the model predicts the total of its smallest plan, without a compiler. Batches
    are doubled until that total exceeds the budget. Then the gap is closed by interpolation (regula falsi): memory is
-   nearly linear in the batch. Every third guess is the middle of the gap (bisection). To solve each batch for its
-   smallest plan takes seconds, so the first one is solved, and its plan is predicted for the others that do the same
-   operations; the batch next to the gap's end is solved for itself.
+   nearly linear in the batch. Every third guess is the middle of the gap (bisection). To solve a batch for its smallest
+   plan takes seconds. So the first batch is solved, and its plan is predicted for others whose steps do the same
+   operations; the batch above the largest one that is expected to fit is solved for itself.
 2. Only the batch that is found is compiled. The compiled total corrects the model, and the search goes on where that
    moves the limit.
 3. For throughput the model's fastest plans within the budget are compared over the batches up to the largest one, and

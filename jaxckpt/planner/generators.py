@@ -83,7 +83,7 @@ class SolverPlans(Generator):
 class Alternatives(Generator):
     """Plans of nearly the predicted seconds of the best plan, where the best plan compiles slower than predicted.
 
-    The model may be off for the best plan alone. So may waits for copies be that it does not predict: where XLA starts
+    The model may be off for the best plan alone, in the seconds of kernels or in waits for copies: where XLA starts
     copies depends on the cut.
     """
 
@@ -134,7 +134,7 @@ class SimpleRules(Generator):
                 yield Candidate(plan, total_bytes, share * step_s)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that fit if the model is off by more than for the compiled plans, with seconds as if it were.
+        """Rules that may fit if the model is off by more than for the compiled plans; seconds are less by as much.
 
         A few plans agree by chance: seconds are taken as off by at least the share by which a plan has to be faster,
         and bytes the more, the faster the rule is expected to be.
