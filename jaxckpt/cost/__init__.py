@@ -2,8 +2,9 @@
 
 Read in this order: `rates` (what a device can do, and the arithmetic of each op), `fusion_rules`, `fusion_analysis` and
 `fusion` (which values a compiler really writes to memory), `clock` (copies between device and host that run beside
-kernels), `kernels`, `loop_liveness` (what loops add), `buffer_liveness`, `peak`, `replay` (bytes alive after every step
-of a schedule, and the seconds that it takes).
+kernels), `kernel_chains` (the ops that one kernel computes), `shared_passes` (loops that share a kernel), `kernels`,
+`loop_liveness` (what loops add), `buffer_liveness`, `peak`, `replay` (bytes alive after every step of a schedule, and
+the seconds that it takes).
 """
 
 from jaxckpt.cost.clock import HostLinkQueue as HostLinkQueue

@@ -187,6 +187,11 @@ class _BatchSearcher:
         """Steps that were traced, by count."""
         self.smallest: dict[int, GraphPlan] = {}
         """The smallest plans by prediction, of counts that were solved for them."""
+        self.transferred: dict[tuple[int, int], Prediction | None] = {}
+        """By a count and another one what is predicted for the first with the smallest plan of the other one.
+
+        None if the two steps do not do the same operations.
+        """
         self.plans: dict[int, Plan] = {}
         self.compiled: dict[int, int] = {}
         """Compiled totals of the plans that fit, or the smallest ones of batches that do not, by count."""
@@ -347,11 +352,16 @@ class _BatchSearcher:
 
         Plans that tile loops, divide rows or have state on the host depend on the sizes of a step: none of these.
         """
-        planner = self.planner(count)
-        plans = [plan for other, plan in self.smallest.items() if _has_same_ops(self.planner(other), planner)]
-        if not plans or any(any(plan.transformations) or plan.host_arguments for plan in plans):
+        if any(any(plan.transformations) or plan.host_arguments for plan in self.smallest.values()):
             return []
-        return [planner.problem.predict(replace(plan, fingerprint=planner.graph.fingerprint)) for plan in plans]
+        planner = self.planner(count)
+        for other, plan in self.smallest.items():  # asked for at each guess, of all batches so far
+            if (count, other) not in self.transferred:
+                same = replace(plan, fingerprint=planner.graph.fingerprint)
+                is_for_both = _has_same_ops(self.planner(other), planner)
+                self.transferred[count, other] = planner.problem.predict(same) if is_for_both else None
+        found = (self.transferred[count, other] for other in self.smallest)
+        return [prediction for prediction in found if prediction is not None]
 
     def _expected_step_s(self, count: int) -> float:
         """Seconds of a step with the model's fastest plan within the budget."""
