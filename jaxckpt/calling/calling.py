@@ -19,6 +19,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
@@ -184,7 +185,8 @@ class StepCall:
             return results
         rest = results.rest
         computed = iter(results.arrays)
-        arrays = iter([next(computed) if i is None else self.leaves[i] for i in rest.sources])
+        # The user's own jit returns arrays, also where an argument that is no array is handed through.
+        arrays = iter([next(computed) if i is None else jnp.asarray(self.leaves[i]) for i in rest.sources])
         filled = tuple(part.filled(arrays) for part in rest.objects), rest.out.filled(arrays)
         with merging(inner=False) as merge:
             return merge(filled)[1]

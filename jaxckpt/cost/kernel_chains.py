@@ -48,7 +48,7 @@ class KernelChains:
         return is_cheap and len(arrays) == 1
 
     def _chain(self, at: int) -> Chain:
-        operands, ops, pending = set[int](), set[int](), [at]
+        operands, ops, pending, seen = set[int](), set[int](), [at], {at}
         while pending:
             step = self._steps[pending.pop()]
             assert isinstance(step, Run), "others write buffers"
@@ -57,7 +57,8 @@ class KernelChains:
                 before = self._step_of.get(instance)
                 if before is None or instance in self._fusion.materialised or not isinstance(self._steps[before], Run):
                     operands.add(instance)
-                else:
+                elif before not in seen:  # two ops of a chain may read a third: without this, ways double with each
+                    seen.add(before)
                     pending.append(before)
         return Chain(operands, ops)
 

@@ -133,7 +133,7 @@ def _traffic_bytes(program: HloProgram, instruction: Instruction) -> int:
     if instruction.opcode in _IN_PLACE:
         extra_bytes = sum(map(_array_bytes, read[1:])) if instruction.opcode == "scatter" else 0
         return 2 * _updated_bytes(program, instruction) + extra_bytes
-    read_bytes, written_bytes = sum(map(_array_bytes, read)), shape_bytes(_result(instruction.shape))
+    read_bytes, written_bytes = sum(map(_array_bytes, read)), _result_bytes(instruction)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):  # operand and result in one tuple
         written_bytes = shape_bytes(instruction.shape.tuple_shapes[1])
     if (collective := instruction.opcode.removesuffix("-start")) in COLLECTIVES:
@@ -211,8 +211,7 @@ def _written_bytes(program: HloProgram, root: Instruction) -> int:
         root = program.instructions[root.operand_ids[0]]
     if root.opcode in _IN_PLACE:
         return _updated_bytes(program, root)
-    written = _result(root.shape) if root.opcode == "custom-call" else root.shape
-    return 0 if root.opcode == "parameter" else shape_bytes(written)
+    return 0 if root.opcode == "parameter" else _result_bytes(root)
 
 
 def _updated_bytes(program: HloProgram, instruction: Instruction) -> int:
@@ -224,6 +223,12 @@ def _updated_bytes(program: HloProgram, instruction: Instruction) -> int:
 def _array_bytes(shape: Shape) -> int:
     """Bytes of an operand; of a tuple none: its reader reads its parts."""
     return 0 if shape.element_type in (TUPLE, TOKEN) else shape_bytes(shape)
+
+
+def _result_bytes(instruction: Instruction) -> int:
+    """Bytes of all results, such as those of a collective of several arrays; of a library call without its scratch."""
+    is_call = instruction.opcode == "custom-call"
+    return shape_bytes(_result(instruction.shape) if is_call else instruction.shape)
 
 
 def _result(shape: Shape) -> Shape:

@@ -24,7 +24,7 @@ from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks, is_recomputed, path_of_marks
 
 _WRAPPED = re.compile(r"([A-Za-z_0-9]+)\((.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset({"jit", "pjit", "xla_call"})
-_LOOPS = frozenset({("while", "body"), ("while", "cond"), ("cond", "branch_0_fun"), ("cond", "branch_1_fun")})
+_LOOPS = re.compile(r"while/(body|cond)|cond/branch_\d+_fun")
 _SOURCES = frozenset({"parameter", "constant"})
 
 
@@ -88,7 +88,7 @@ def _without_loops(tokens: list[str]) -> Iterator[str]:
     """Drops what JAX writes for the bodies of loops and branches."""
     at = 0
     while at < len(tokens):
-        if tuple(tokens[at : at + 2]) in _LOOPS:
+        if _LOOPS.fullmatch("/".join(tokens[at : at + 2])):
             at += 2
         else:
             yield tokens[at]
@@ -245,6 +245,8 @@ def stack_frames(index: Message, innermost: Sequence[int]) -> tuple[tuple[Frame,
 
 def _location(index: Message, frame: Message) -> tuple[str, str]:
     """The function of a frame, and "file:line"."""
+    if not 0 < frame.file_location_id <= len(index.file_locations):
+        return "", ""
     location = index.file_locations[frame.file_location_id - 1]
     has_name = 0 < location.function_name_id <= len(index.function_names)
     function = index.function_names[location.function_name_id - 1] if has_name else ""

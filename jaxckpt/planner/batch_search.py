@@ -277,14 +277,17 @@ class _BatchSearcher:
         """The largest count from `fits` on and below `fails` that the model expects to fit."""
         low, high = self._narrowed(fits, fails)
         rounds = 0
-        while high is None or high - low > 1 or self._fits_once_solved(high):
-            count = high if high == low + 1 else self._guess(low, high, rounds)
-            if self._expected(count) <= self.limit_bytes:
-                low, high = self._narrowed(count, fails)
-            else:
-                high = count
-            rounds += 1
-        return low
+        while True:
+            while high is None or high - low > 1:
+                count = self._guess(low, high, rounds)
+                if self._expected(count) <= self.limit_bytes:
+                    low, high = self._narrowed(count, fails)
+                else:
+                    high = count
+                rounds += 1
+            if not self._fits_once_solved(high):
+                return low
+            low, high = self._narrowed(high, fails)
 
     def _fits_once_solved(self, count: int) -> bool:
         """True if a batch that was not solved for its smallest plan is expected to fit with that plan."""
@@ -366,6 +369,7 @@ class _BatchSearcher:
     def _expected_step_s(self, count: int) -> float:
         """Seconds of a step with the model's fastest plan within the budget."""
         planner = self.planner(count)
+        planner.forget_budgets()
         temp_bytes = int((self.limit_bytes - planner.fixed_bytes) / self.ratio)
         fastest = planner.solver.solve(temp_bytes)
         if fastest.predicted.temp_bytes > temp_bytes and planner.min_memory_chunks:

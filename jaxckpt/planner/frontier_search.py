@@ -213,6 +213,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
 def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
     solver, tiling = planner.solver, planner.tiling_solver
+    planner.forget_budgets()
     with collector_paused():
         fastest = solver.solve(None)
         low, high = solver.min_memory_plan.predicted.temp_bytes, fastest.predicted.temp_bytes

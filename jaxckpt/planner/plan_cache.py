@@ -56,7 +56,7 @@ class PlanQuestion:
         yield f"{target.name} {target.facts} {target.calibration} {target.compiler_version}"
         yield f"{self.budget!r} {self.strategy} {options}"
         if isinstance(options.policy, str | Path):
-            yield repr(load_policy(options.policy).rules)
+            yield repr(load_policy(options.policy))
         yield f"{jax.__version__} {jaxlib.version.__version__} {__version__} {VERSION}"
 
 

@@ -17,19 +17,22 @@ from jaxckpt._progress import Progress
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.calling import Calling
+from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.broadcast import plan_once
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.plan_file import load_plan, require_folder
 from jaxckpt.planner.planner import Planner
-from jaxckpt.planner.user_plan import Plan
+from jaxckpt.planner.user_plan import BY_HAND, Plan
 from jaxckpt.rewrite.check_plan import check_planned
 
 _DEFAULT = PlanOptions()
 
 _SAME_BUDGET = 0.01
-"""Budgets that differ by at most this share are one: the total that "50%" is a part of differs between versions of the
-compiler. GPT-2 small's differs by 0.007% between jax 0.10.2 and 0.12.0 (`python -m benchmarks.demo`)."""
+"""A budget that is a share of the step's total is the same if it differs by at most this share: the total differs
+between versions of the compiler. GPT-2 small's differs by 0.007% between jax 0.10.2 and 0.12.0
+(`python -m benchmarks.demo`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -106,7 +109,9 @@ def check_plan(
     """
     machine = Target(plan.target if target is None else target)
     machine.require_compiler()
-    return _checked(plan, Planner(Step.of(step, args), target=machine, progress=progress))
+    static_argnums = () if isinstance(step, Step) or Calling(step).is_jitted else plan.static_argnums
+    given = Step.of(step, args, static_argnums=static_argnums)
+    return _checked(plan, Planner(given, target=machine, progress=progress), plan.budget_bytes)
 
 
 def load_or_plan(
@@ -180,37 +185,41 @@ def load_or_plan(
 
 def _kept(plan: Plan, planner: Planner, budget: str | int | float) -> tuple[Plan, str]:
     """A plan that was read, compiled again where something has changed; and why it is not valid, or ""."""
-    baseline_bytes = None if budget_fraction(budget) is None else planner.unplanned.total_bytes
-    limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
+    is_share = budget_fraction(budget) is not None
+    limit_bytes = budget_bytes(budget, baseline_bytes=planner.unplanned.total_bytes if is_share else None)
     if plan.target != planner.target.name:
         return plan, f"It is for {plan.target}, not {planner.target.name}."
-    if plan.budget_bytes is None or abs(plan.budget_bytes - limit_bytes) > _SAME_BUDGET * limit_bytes:
+    if plan.budget_bytes is None or abs(plan.budget_bytes - limit_bytes) > is_share * _SAME_BUDGET * limit_bytes:
         made_for = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
         return plan, f"Its budget is {made_for}, not {format_bytes(limit_bytes)}."
-    is_as_made = plan.footprint is not None and not list(_versions(plan, planner.target))
     problem = _mismatch(plan, planner)
-    if is_as_made or problem:
-        return plan, problem
-    check = _checked(plan, planner)
+    if problem or (plan.footprint is not None and not list(_versions(plan, planner.target))):
+        return plan, problem or (_excess(plan.footprint, limit_bytes) if plan.footprint else "")
+    check = _checked(plan, planner, limit_bytes)
     return check.plan, " ".join(check.problems)
 
 
-def _checked(plan: Plan, planner: Planner) -> PlanCheck:
+def _excess(footprint: Footprint, limit_bytes: int | None) -> str:
+    """Why a compiled plan is not within a budget, or ""."""
+    if limit_bytes is None or footprint.total_bytes <= limit_bytes:
+        return ""
+    here, budget = format_bytes(footprint.total_bytes), format_bytes(limit_bytes)
+    return f"The compiled total is {here}, above the budget of {budget}: plan again."
+
+
+def _checked(plan: Plan, planner: Planner, limit_bytes: int | None) -> PlanCheck:
     machine = planner.target
     if problem := _mismatch(plan, planner):
         return PlanCheck(plan=plan, problems=(problem,), changes=tuple(_versions(plan, machine)))
     candidate = planner.measure(plan)
-    total_bytes, problems, changes = candidate.footprint.total_bytes, [], list(_versions(plan, machine))
-    here = format_bytes(total_bytes)
-    if plan.budget_bytes is not None and total_bytes > plan.budget_bytes:
-        budget = format_bytes(plan.budget_bytes)
-        problems.append(f"The compiled total is {here}, above the budget of {budget}: plan again.")
+    total_bytes, changes = candidate.footprint.total_bytes, list(_versions(plan, machine))
     if plan.footprint is not None and plan.footprint.total_bytes != total_bytes:
-        changes.append(f"The compiled total was {format_bytes(plan.footprint.total_bytes)}, is {here}.")
+        was, here = format_bytes(plan.footprint.total_bytes), format_bytes(total_bytes)
+        changes.append(f"The compiled total was {was}, is {here}.")
     seconds = planner.step_s_with_stalls(candidate)
     return PlanCheck(
         plan=replace(plan, target=machine.name, footprint=candidate.footprint, estimated_step_s=seconds),
-        problems=tuple(problems),
+        problems=tuple(filter(None, [_excess(candidate.footprint, limit_bytes)])),
         changes=tuple(changes),
         total_bytes=total_bytes,
     )
@@ -230,7 +239,7 @@ def _versions(plan: Plan, target: Target) -> Iterator[str]:
     if plan.target != target.name:
         yield f"The plan is for {plan.target}; it was compiled for {target.name} here."
     if plan.footprint is None:
-        yield from (note for note in plan.notes if note.startswith("Changed by hand"))
+        yield from (note for note in plan.notes if note.startswith(BY_HAND))
         return
     made = plan.footprint
     pairs = (("jax", made.jax_version, jax.__version__), ("compiler", made.plugin_version, target.compiler_version))

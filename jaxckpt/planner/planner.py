@@ -69,6 +69,11 @@ _SIMPLE_RULES = (
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 
 
+_CPU_SHARE = 0.5
+"""No step was seen to take less than this share of the predicted total on the CPU. It takes less than predicted where
+XLA's compiler for CPUs fuses more than that for GPUs: a step of 256 x 256 weights takes 1.19 MiB, 1.38 predicted."""
+
+
 class Planner:
     """Plans one step on one target, for any number of budgets.
 
@@ -231,9 +236,11 @@ class Planner:
         return cast(Plan, self.solver.bounded(found)) if solver is self.solver else found
 
     def _refuse_undone(self, budget: str | int | float) -> None:
-        """Refuses a budget below the step's own total on the CPU, before anything is compiled."""
+        """Refuses a budget below the step's own total on the CPU; only bytes near that total take a compile."""
         unplanned_bytes = self.solver.empty_plan.predicted.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=unplanned_bytes)
+        if budget_fraction(budget) is None and _CPU_SHARE * unplanned_bytes <= limit_bytes < unplanned_bytes:
+            unplanned_bytes = self.unplanned.total_bytes
         if self.fixed_bytes <= limit_bytes < unplanned_bytes:
             raise undone_by_cpu(budget, limit_bytes, unplanned_bytes, target=self.target.name)
 

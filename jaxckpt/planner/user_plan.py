@@ -60,6 +60,8 @@ def describe(graph: ir.Graph, value: int) -> Described:
     )
 
 
+BY_HAND = "Changed by hand"
+"""How notes on decisions that the user has changed begin."""
 _PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
@@ -205,7 +207,7 @@ class Plan(ir.GraphPlan, Shown):
 
 
 def with_changes(plan: Plan, before: Mapping[int, str]) -> Plan:
-    """A plan without the figures that were measured for its earlier decisions, and with notes that name the changes.
+    """A plan without the figures and notes that were for its earlier decisions, and with notes that name the changes.
 
     The earlier decisions are given by value, as texts.
     """
@@ -215,7 +217,7 @@ def with_changes(plan: Plan, before: Mapping[int, str]) -> Plan:
         prediction=None,
         footprint=None,
         estimated_step_s=0.0,
-        notes=(*plan.notes, *_changes(plan, before)),
+        notes=(*(note for note in plan.notes if note.startswith(BY_HAND)), *_changes(plan, before)),
         attempts=(),
     )
 
@@ -231,7 +233,7 @@ def _changes(plan: Plan, before: Mapping[int, str]) -> Iterator[str]:
         first = group.items[0]
         layers = f", layers {layer_ranges(sorted(group.layers))}" if group.layers else ""
         where = f"{first.name or first.primitive} of {group.scope or '/'}{layers}"
-        yield f"Changed by hand: {where}: {now[first.value]}, was {before[first.value]}."
+        yield f"{BY_HAND}: {where}: {now[first.value]}, was {before[first.value]}."
 
 
 def decision_text(decision: ir.Decision) -> str:

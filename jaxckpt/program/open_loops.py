@@ -282,13 +282,13 @@ def with_loop_ids(params: Params, new_id: Callable[[int], int | None]) -> Params
 
 
 def is_sound(program: FlatProgram) -> bool:
-    """True if every equation can read its operands, and the equations of each body are neighbours.
+    """True if every equation can read its operands, which stand before it, and those of each body are neighbours.
 
     Moving and replacing equations keeps it so for all programs that we know; a program for which it does not is traced
     with closed loops.
     """
     visibility = Visibility(program.loops)
-    home: dict[jex.Var, int | None] = {}
+    home: dict[jex.Var, int | None] = dict.fromkeys([*program.invars, *(v for v, _ in program.constants)])
     left: set[int] = set()
     around: tuple[int, ...] = ()
     for equation in program.equations:
@@ -298,11 +298,10 @@ def is_sound(program: FlatProgram) -> bool:
         left.update(set(around) - set(path))
         around = path
         reads = operands_and_loops(equation, program.loops)
-        if not all(visibility.can_read(reader, home[v]) for v, reader in reads if v in home):
+        if not all(v in home and visibility.can_read(reader, home[v]) for v, reader in reads):
             return False
         home.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
-    known = {*home, *program.invars, *(v for v, _ in program.constants)}
-    return all(v in known for equation in program.equations for v in equation.variables())
+    return True
 
 
 def operands_and_loops(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[jex.Var, int | None]]:

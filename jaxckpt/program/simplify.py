@@ -40,6 +40,7 @@ from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS
 from jaxckpt.program.open_loops import Visibility
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+_LEAST_BITS_WITH_INFINITIES = 16
 
 
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
@@ -197,9 +198,10 @@ class _Elimination:
 
 
 def _is_identity_rounding(eqn: jex.JaxprEqn) -> bool:
-    if eqn.primitive.name != "reduce_precision":
+    """True for a rounding to the bits that a type has. Of the narrow types some have no infinities: it overflows."""
+    own = jnp.finfo(eqn.outvars[0].aval.dtype) if eqn.primitive.name == "reduce_precision" else None
+    if own is None or own.bits < _LEAST_BITS_WITH_INFINITIES:
         return False
-    own = jnp.finfo(eqn.outvars[0].aval.dtype)
     return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
 
 

@@ -52,6 +52,8 @@ def apply(
 ) -> "PlannedFunction[_Arguments, _Results]":
     """The step with a plan's decisions carried out: a function of the same signature, results and effects.
 
+    An effect under a `jax.checkpoint` of the step happens once, since the plan decides what is recomputed.
+
     Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments.
     When called it raises what `trace_step`, `check_planned`, `refuse_miscompiled` and `require_agreement` raise. The
     arguments and the graph that the plan was made for let the error of a mismatch name what differs.

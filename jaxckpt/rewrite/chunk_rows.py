@@ -21,7 +21,7 @@ from jax import lax
 from jaxckpt._errors import ChunkError, PlanMismatchError
 from jaxckpt.ir import Phase, RowChunk
 from jaxckpt.program.flat_program import Equation, body_jaxpr, open_jaxpr, renamed
-from jaxckpt.program.open_loops import is_sound
+from jaxckpt.program.open_loops import Visibility, is_sound
 from jaxckpt.rewrite.loop_transforms import with_equations
 from jaxckpt.rewrite.row_piece import PieceWriter, accumulator_dtype
 from jaxckpt.rows import RowRegion, RowRegions, find_regions
@@ -110,12 +110,13 @@ def with_chunk(traced: Traced, chunk: Chunk) -> Traced:
 def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
     """The equations of the step with the loop over pieces in the place of the region, with their phases.
 
-    The loop runs as early as all that it reads is available, after the rest of the forward pass. What reads its results
-    follows it, and is no longer of the forward pass.
+    The loop runs as early as all that it reads is available, after the rest of the forward pass, whose own loops stay
+    whole. What reads its results follows it, and is no longer of the forward pass.
     """
     equations, ops = traced.program.equations, traced.graph.ops
     members = frozenset(chunk.region.positions)
     home = equations[chunk.region.positions[0]]
+    loops = Visibility(traced.program.loops)
     phase = Phase.FORWARD
     if any(ops[p].phase is not Phase.FORWARD for p in members):
         phase = Phase.BACKWARD
@@ -135,7 +136,7 @@ def _ordered(traced: Traced, chunk: Chunk) -> list[tuple[Equation, Phase]]:
             results.update(equation.eqn.outvars)
             after.append((equation, max(own, phase, key=list(Phase).index)))
         else:
-            is_forward = own is Phase.FORWARD and equation.loop == home.loop
+            is_forward = own is Phase.FORWARD and home.loop in (None, *loops.path(equation.loop))
             (before if position < begin or is_forward else after).append((equation, own))
     loop = ((replace(home, eqn=eqn, in_user_remat=False), phase) for eqn in _loop_over_pieces(traced, chunk))
     return [*before, *loop, *after]

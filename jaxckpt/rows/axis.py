@@ -51,7 +51,7 @@ class RowAxis:
         stride = self.inner * math.prod(old[self.dimension + 1 :])
         for dimension, length in enumerate(new):
             below = math.prod(new[dimension + 1 :])
-            if below == 0 or stride % below:
+            if not stride or not below or stride % below:  # arrays without elements have no rows to find
                 continue
             inner = stride // below
             if length >= rows * inner and length % (rows * inner) == 0:

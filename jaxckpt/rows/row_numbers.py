@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxckpt.program.flat_program import Atom, Equation, FlatProgram
 
-_UNCHANGED = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient", "name"})
+_UNCHANGED = frozenset({"copy", "copy_p", "stop_gradient", "name"})
 
 
 class RowNumbers:
@@ -52,7 +52,10 @@ class RowNumbers:
         eqn = producer.eqn
         match eqn.primitive.name:
             case "iota":
-                return int(eqn.params["dimension"])
+                return _within_range(int(eqn.params["dimension"]), eqn)
+            case "convert_element_type":
+                own = self._dimension(eqn.invars[0])
+                return None if own is None else _within_range(own, eqn)
             case "broadcast_in_dim":
                 own = self._dimension(eqn.invars[0])
                 return None if own is None else _broadcast(own, eqn)
@@ -81,6 +84,13 @@ def _counts(constant: Any) -> int | None:
     if not np.issubdtype(constant.dtype, np.integer):
         return None
     return 0 if np.array_equal(np.asarray(constant), np.arange(constant.shape[0])) else None
+
+
+def _within_range(dimension: int, eqn: jex.JaxprEqn) -> int | None:
+    """The dimension, if the result's type has all its coordinates: those of 512 rows wrap in uint8."""
+    aval = eqn.outvars[0].aval
+    is_integer = np.issubdtype(aval.dtype, np.integer)
+    return dimension if is_integer and aval.shape[dimension] - 1 <= np.iinfo(aval.dtype).max else None
 
 
 def _broadcast(dimension: int, eqn: jex.JaxprEqn) -> int | None:

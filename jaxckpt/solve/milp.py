@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 _STANDARD_OUTPUT = 1
+_SILENCING = Lock()
 _LARGEST = 1e4
 """Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
 below a byte that matters. 1e3 and 1e5 give plans that are as fast (`python -m benchmarks.constants`)."""
@@ -64,14 +66,15 @@ def minimise(
 
 @contextmanager
 def silenced_stdout() -> Iterator[None]:
-    """Discards the standard output of native code."""
-    sys.stdout.flush()
-    original = os.dup(_STANDARD_OUTPUT)
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, _STANDARD_OUTPUT)
-        yield
-    finally:
-        os.dup2(original, _STANDARD_OUTPUT)
-        os.close(original)
-        os.close(null)
+    """Discards the standard output of native code, for one thread at a time: a second would restore the null device."""
+    with _SILENCING:
+        sys.stdout.flush()
+        original = os.dup(_STANDARD_OUTPUT)
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, _STANDARD_OUTPUT)
+            yield
+        finally:
+            os.dup2(original, _STANDARD_OUTPUT)
+            os.close(original)
+            os.close(null)

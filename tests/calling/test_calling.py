@@ -309,3 +309,15 @@ def test_a_step_may_name_a_mesh_of_devices_of_its_own():
     step = jax.grad(lambda w, x: jnp.sum(jax.lax.with_sharding_constraint(jnp.tanh(x @ w), own) ** 2))
     found = jaxckpt.footprint(step, styles.weights()[0], styles.X, target="h200:4")
     assert found.temp_bytes < 4 * styles.X.nbytes
+
+
+def test_arguments_that_are_handed_through_are_arrays_as_from_the_own_jit():
+    @nnx.jit
+    def step(model, x, scale):
+        value, gradients = nnx.value_and_grad(lambda model: (jnp.tanh(model(x)) * scale).sum())(model)
+        return value, gradients, x, scale
+
+    args = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), np.ones((2, 4), np.float32), 2.0
+    for own, planned in zip(step(*args)[2:], jaxckpt.apply(step, "dots")(*args)[2:], strict=True):
+        assert isinstance(planned, jax.Array)
+        assert (planned.dtype, planned.weak_type) == (own.dtype, own.weak_type)

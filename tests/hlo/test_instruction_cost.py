@@ -145,3 +145,39 @@ def test_the_scratch_of_a_library_call_in_a_fusion_is_not_written():
     made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
     found = with_cost(Kernel(name="made", opcode="fusion"), program, made)
     assert found.traffic_bytes == 2 * (128 * 64 + 64 * 64 + 128 * 64)
+
+
+@pytest.mark.parametrize(
+    ("call", "operand", "result", "bytes_"),
+    [
+        ("all-reduce(a, b), to_apply=add", 1000, 1000, 4 * 1000 * 4),
+        ("all-gather(a, b), dimensions={0}", 1000, 8000, 2 * 7 * 1000 * 4),
+        ("reduce-scatter(a, b), dimensions={0}, to_apply=add", 8000, 1000, 2 * 7 * 1000 * 4),
+        ("sort(a, b), dimensions={0}, to_apply=less", 1000, 1000, 4 * 1000 * 4),
+    ],
+    ids=lambda each: each.partition("(")[0] if isinstance(each, str) else "",
+)
+def test_all_results_of_an_instruction_count(call, operand, result, bytes_):
+    text = f"""
+        HloModule module, is_scheduled=true
+        add (x: f32[], y: f32[]) -> f32[] {{
+          x = f32[] parameter(0)
+          y = f32[] parameter(1)
+          ROOT sum = f32[] add(x, y)
+        }}
+        less (p: f32[], q: f32[], r: f32[], s: f32[]) -> pred[] {{
+          p = f32[] parameter(0)
+          q = f32[] parameter(1)
+          r = f32[] parameter(2)
+          s = f32[] parameter(3)
+          ROOT is_less = pred[] compare(p, q), direction=LT
+        }}
+        ENTRY main (a: f32[{operand}], b: f32[{operand}]) -> (f32[{result}], f32[{result}]) {{
+          a = f32[{operand}] parameter(0)
+          b = f32[{operand}] parameter(1)
+          ROOT made = (f32[{result}], f32[{result}]) {call}
+        }}"""
+    program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
+    made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
+    opcode = program.instructions[made].opcode
+    assert with_cost(Kernel(name="made", opcode=opcode), program, made).traffic_bytes == bytes_

@@ -10,6 +10,7 @@ import jaxckpt
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt.compiler import Footprint
 from jaxckpt.planner import Planner, frontier_of
+from jaxckpt.planner.frontier_search import _asked
 from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import frontier_report, render_text
 from tests.memory_maps import MIB
@@ -146,6 +147,17 @@ def test_what_lies_between_is_moved_by_how_far_the_model_was_off(modelled):
 def test_a_frontier_has_two_ends(points):
     with pytest.raises(ArgumentError, match="points=8"):
         jaxckpt.pareto(step, *ARGS, target="cpu", points=points)
+
+
+def test_a_frontier_does_not_depend_on_earlier_budgets():
+    planners = [Planner(step, *ARGS, target="h200", donate_argnums=0) for _ in range(2)]
+    least, most = (
+        plan.predicted.temp_bytes for plan in (planners[0].solver.min_memory_plan, planners[0].solver.empty_plan)
+    )
+    for part in range(1, 24):
+        planners[0].solver.solve(least + (most - least) * part // 24, allow_empty=False)
+    asked = [[plan.decisions for plan in _asked(planner, 4)] for planner in planners]
+    assert asked[0] == asked[1]
 
 
 def test_a_step_of_one_plan_has_a_frontier_of_one_point(monkeypatch):

@@ -5,12 +5,16 @@ import os
 import re
 import stat
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, strategies as st
 
+import jaxckpt
 from jaxckpt import ir
 from jaxckpt._errors import PlanFileError
 from jaxckpt.compiler import Footprint
+from jaxckpt.planner import check_plan
 from jaxckpt.planner.plan_file import load_plan, save_plan
 from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan, _in_project
 
@@ -336,6 +340,16 @@ def test_changed_decisions_are_read_and_named_and_figures_left_out(saved):
     assert load_plan(saved) == read
 
 
+def test_notes_on_earlier_decisions_are_left_out_when_decisions_change():
+    by_hand, others = (
+        "Changed by hand: tanh of /: save, was recompute.",
+        ("The step fits as it is.", "Run beside the step"),
+    )
+    planned = dataclasses.replace(layered(), notes=(by_hand, *others))
+    edited = planned.edited(lambda value: ir.Offload(prefetch=2))
+    assert edited.notes[0] == by_hand and len(edited.notes) == 2 and "offload" in edited.notes[1]
+
+
 def test_one_layer_may_be_decided_otherwise_in_an_entry_of_its_own(saved):
     text = saved.read_text()
     start, end = text.index("[[decision]]"), text.index("[arguments]")
@@ -358,3 +372,12 @@ def test_former_names_of_a_plans_loops_warn(former, present):
     split = Plan(fingerprint="", target="cpu", loop_splits=(ir.LoopSplit(loop=0, lengths=(1, 2)),))
     with pytest.warns(DeprecationWarning, match=f"Plan.{former} is now Plan.{present}"):
         assert getattr(split, former) == getattr(split, present)
+
+
+def test_a_plan_with_static_arguments_is_checked_as_it_was_made():
+    def step(w, x, is_bounded):
+        return jax.grad(lambda w: (jnp.tanh(x @ w) if is_bounded else x @ w).sum())(w)
+
+    args = jnp.eye(4), jnp.ones((2, 4)), True
+    plan = jaxckpt.plan(step, *args, budget="1GiB", target="cpu", static_argnums=2)
+    assert check_plan(plan, step, *args).ok

@@ -244,6 +244,16 @@ def test_the_rules_of_a_policy_are_in_the_key_and_not_its_path_alone(tmp_path):
     assert len(keys) == 2
 
 
+@pytest.mark.parametrize("changed", ['default = "save"\n', '[regions]\nscope = "net"\nsegment = 2\n'])
+def test_all_of_a_policy_file_is_in_the_key(tmp_path, changed):
+    path = tmp_path / "mine.toml"
+    rule, keys = '[[rule]]\nprimitive = "tanh"\ndecision = "save"\n', set()
+    for before in ("", changed):
+        path.write_text(f'name = "mine"\n{before}{rule}')
+        keys.add(question(options=PlanOptions(policy=path)).key)
+    assert len(keys) == 2
+
+
 def test_the_default_folder_is_the_users_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert PlanCache().folder.is_relative_to(tmp_path)
@@ -330,6 +340,28 @@ def test_other_versions_compile_the_plan_once(tmp_path):
     said = []
     assert kept(path, progress=said.append).footprint.jax_version == jax.__version__
     assert said == ["tracing the step", "compiling for cpu"]
+
+
+def test_a_budget_in_bytes_is_the_one_that_the_plan_was_made_for(tmp_path):
+    path = tmp_path / "plan.toml"
+    total_bytes = kept(path, strategy="none").footprint.total_bytes
+    for budget in (total_bytes + 1000, total_bytes + 500):
+        with pytest.warns(RuntimeWarning, match="Its budget is"):
+            made = kept(path, budget=budget, strategy="none")
+        assert made.budget_bytes == budget
+
+
+def test_a_plan_above_the_bytes_of_a_share_is_made_anew(tmp_path):
+    """The step as written takes less than when the plan was made: so does the share."""
+    path = tmp_path / "plan.toml"
+    plan = kept(path, budget=1.0, strategy="none")
+    grown = plan.budget_bytes + plan.budget_bytes // 200
+    replace(
+        plan, budget_bytes=grown, footprint=replace(plan.footprint, temp_bytes=plan.footprint.temp_bytes + 64)
+    ).save(path)
+    with pytest.warns(RuntimeWarning, match="above the budget"):
+        made = kept(path, budget=1.0, strategy="none")
+    assert made.footprint.total_bytes == plan.footprint.total_bytes
 
 
 def test_a_file_that_is_no_plan_is_left_alone(tmp_path):

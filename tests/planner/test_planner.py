@@ -182,6 +182,18 @@ def test_plans_for_the_cpu_are_refused_uncompiled(monkeypatch, budget):
     assert "any decision" not in str(caught.value)
 
 
+def test_bytes_that_the_step_takes_on_the_cpu_are_no_budget_to_refuse(monkeypatch):
+    """XLA's compiler for CPUs may need less than predicted."""
+    planner = Planner(step, *ARGS, target="cpu", donate_argnums=0)
+    compiled = replace(planner.unplanned, temp_bytes=planner.solver.empty_plan.predicted.temp_bytes * 3 // 4)
+    monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, compiled))
+    monkeypatch.setitem(vars(planner), "unplanned", compiled)
+    assert compiled.total_bytes < planner.solver.empty_plan.predicted.total_bytes
+    assert planner.plan(budget=compiled.total_bytes).footprint == compiled
+    with pytest.raises(InfeasibleBudgetError, match="undoes rematerialisation"):
+        planner.plan(budget=compiled.total_bytes - 1)
+
+
 @pytest.mark.parametrize("budget", ["6 apples", -1, 0, float("nan")], ids=repr)
 def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(BudgetError, match='"6GiB"'):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase
+from jaxckpt.ir import GraphPlan, Phase
+from jaxckpt.rewrite import apply
 from jaxckpt.trace import trace_step
 from tests.residuals import residuals
 
@@ -232,3 +233,15 @@ def test_scopes_of_linen_blocks_do_not_depend_on_remat():
             assert counted(plain)[phase, kind] == counted(undone)[phase, kind]
     assert {op.scope for op in plain.ops} == {op.scope for op in undone.ops}
     assert "Net/block_1/LayerNorm_0" in {op.scope for op in undone.ops}
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float8_e4m3fn", (4, 3)), ("bfloat16", (8, 7)), ("float32", (8, 23))])
+def test_a_rounding_to_the_bits_of_a_type_gives_what_xla_gives(dtype, bits):
+    def step(w, x):
+        return jax.grad(lambda w: jnp.tanh(w).sum())(w), jax.lax.reduce_precision(x, *bits).astype(jnp.float32)
+
+    x = jnp.array([400.0, 1.5], dtype)
+    graph = trace_step(step, X, x).graph
+    planned = apply(step, GraphPlan(fingerprint=graph.fingerprint))
+    np.testing.assert_array_equal(planned(X, x)[1], jax.jit(step)(X, x)[1])
+    assert ("reduce_precision" in {op.primitive for op in graph.ops}) == dtype.startswith("float8")

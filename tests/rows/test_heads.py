@@ -57,3 +57,20 @@ def test_gradients_of_weights_are_summed_in_float32():
     scan = next(e.eqn for e in chunked.program.equations if e.eqn.primitive.name == "scan")
     sums = [v.aval for v in scan.outvars if v.aval.shape in ((VOCABULARY, 8), (8, VOCABULARY))]
     assert sums and all(aval.dtype == jnp.float32 for aval in sums)
+
+
+def test_a_head_before_a_loop_of_the_forward_pass_runs_in_pieces():
+    weights = jax.random.normal(jax.random.key(8), (3, 8, 8)) / 4
+
+    def loss(parameters, batch):
+        hidden, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch["x"], weights * parameters["in"])
+        return (jax.nn.softmax(batch["x"] @ parameters["out"]) ** 2).sum() + (hidden**2).sum()
+
+    traced = trace_step(jax.value_and_grad(loss), PARAMETERS, BATCHED)
+    regions = [region for region in find_regions(traced).regions if region.rows == BATCH]
+    assert regions
+    for region in regions:
+        chunked = with_chunk(traced, Chunk(region=region, pieces=2))
+        assert not wide_values(chunked)
+        for ours, own in zip(run(chunked, PARAMETERS, BATCHED), run(traced, PARAMETERS, BATCHED), strict=True):
+            np.testing.assert_allclose(ours, own, rtol=1e-5, atol=2e-6)

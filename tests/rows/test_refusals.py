@@ -8,6 +8,7 @@ import pytest
 from jaxckpt import ChunkError
 from jaxckpt.rewrite.chunk_rows import Chunk, with_chunk
 from jaxckpt.rows import find_regions
+from jaxckpt.rows.axis import RowAxis
 from jaxckpt.trace import trace_step
 from tests.rows.heads import BATCHED, PARAMETERS, WIDTH, hidden, logits, optax_integers
 
@@ -117,3 +118,17 @@ def test_the_first_region_whose_rows_divide_is_found_by_pieces():
     found = find_regions(trace_step(jax.value_and_grad(optax_integers), PARAMETERS, BATCHED))
     assert [found.with_pieces(n).rows for n in (2, 4, 6)] == [4, 4, 6]
     assert found.with_pieces(5) is None
+
+
+@pytest.mark.parametrize("column", [lambda n: jnp.arange(n).astype("uint8"), lambda n: jax.lax.iota("uint8", n)])
+@pytest.mark.parametrize("rows", [256, 512])
+def test_row_numbers_that_wrap_in_their_type_are_no_row_numbers(column, rows):
+    def loss(weights, x):
+        return -jax.nn.log_softmax(x @ weights)[column(rows), jnp.zeros(rows, int)].sum()
+
+    traced = trace_step(jax.value_and_grad(loss), PARAMETERS["out"], jnp.ones((rows, WIDTH)))
+    assert [region.rows for region in find_regions(traced).regions] == ([rows] if rows == 256 else [])
+
+
+def test_arrays_without_elements_have_no_rows():
+    assert RowAxis(dimension=0).reshaped((8, 0), (2, 4, 0), 8) is None

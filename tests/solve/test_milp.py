@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from threading import Event, Thread
 
 from jaxckpt.solve.milp import silenced_stdout
 
@@ -27,3 +28,25 @@ def test_no_descriptor_is_left_open():
         with silenced_stdout():
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_two_threads_that_silence_it_leave_standard_output_as_it_was():
+    before = os.fstat(1)
+    first, second = Event(), Event()
+
+    def outer():
+        with silenced_stdout():
+            first.set()
+            second.wait(0.2)
+
+    def inner():
+        first.wait()
+        with silenced_stdout():
+            second.set()
+
+    threads = [Thread(target=outer), Thread(target=inner)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.path.samestat(os.fstat(1), before)
