@@ -52,6 +52,13 @@ COMPILE_FAILURES = (
         advice="trace the step with the mesh of jaxckpt.Target(...).mesh(shape, axis_names)",
     ),
     CompileFailure(
+        signs=("Mesh for all inputs should be equal",),
+        meaning="the types of an explicit mesh name other devices than those of the target",
+        needed="arguments over a mesh of the target: with axes of type Explicit the kind of the devices is in each type",
+        advice="jax.ShapeDtypeStructs with shardings over jaxckpt.Target(...).mesh(shape, axis_names, axis_types=...),"
+        " or axes of type Auto",
+    ),
+    CompileFailure(
         signs=("No supported GPU devices found", "abstract GPU device"),
         meaning="its Pallas kernel asks which GPU is attached",
         needed="a mesh that tells it, set while the step is traced",

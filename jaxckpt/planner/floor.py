@@ -16,7 +16,7 @@ from typing import ClassVar
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
-from jaxckpt.hlo import Buffer, MemoryMap, Role
+from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
 from jaxckpt.ir import Graph
 from jaxckpt.oom.remedies import Remedy
 
@@ -29,6 +29,9 @@ _DOMINATES = 0.5
 """One op is the peak if its operands and results are at least this share of the temporaries."""
 _WIDENS = 4
 """Values belong to one wide op if they have at least this many times the elements of all other values at the peak."""
+_WIDENED = 3
+"""Of the values of one wide op in the forward pass at least one in so many is made of none as wide: attention weights
+of the scores, and the scores of narrow values. Of the values of layers of one width only the first is."""
 _MOST_RESIDUALS = 3
 """The most residuals among the values of one op; more of one size are the boundaries of layers."""
 _WORTH = 0.02
@@ -219,7 +222,17 @@ def _values_of_wide_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buf
     residuals = sum(b.role is Role.RESIDUAL for b in of_one_op)
     is_wide = widest >= _WIDENS * next(iter(narrower), widest)
     dominates = _sum(of_one_op) >= _DOMINATES * memory.peak_bytes
-    return of_one_op if is_wide and dominates and residuals <= _MOST_RESIDUALS else []
+    if not (is_wide and dominates and residuals <= _MOST_RESIDUALS and _is_widened(memory, widest)):
+        return []
+    return of_one_op
+
+
+def _is_widened(memory: MemoryMap, elements: int) -> bool:
+    """True if values of so many elements are made of smaller ones, not each of the one before, as through layers."""
+    alike = [b for b in memory.buffers if math.prod(b.shape) == elements]
+    made = [b for b in alike if b.part is Part.FORWARD and b.role in _VALUE_ROLES]
+    alone = [b for b in made if not any(other.born < b.born <= other.dies for other in alike)]
+    return _WIDENED * len(alone) >= len(made)
 
 
 _VALUE_ROLES = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)

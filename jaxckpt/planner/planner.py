@@ -263,7 +263,7 @@ class Planner:
         """The optimal solver; all that does not depend on the budget is done."""
         self._say(f"solving ({len(self.graph.ops)} ops)")
         with collector_paused():
-            return OptimalSolver(self.problem)
+            return OptimalSolver(self.problem, rules=lambda: self.simple_rules)
 
     @cached_property
     def without_offload(self) -> OptimalSolver:

@@ -11,6 +11,9 @@ from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, donation
 from jaxckpt.solve import unaliased_output_bytes
 
+_WHOLE_MIB = 2**25
+"""From this total on a proposed budget is in whole MiB. Of 1.3 MiB the next whole one may hold the step as it is."""
+
 
 def larger_arguments(
     budget: object,
@@ -26,12 +29,15 @@ def larger_arguments(
     argument_bytes = graph.argument_bytes - host_bytes
     without = f" without {format_bytes(host_bytes)} of state in host memory" if host_bytes else ""
     helpful = (each for each in (donation(graph), *remedies) if each.saves_bytes)
+    closed_over_bytes = graph.size_bytes(graph.constants)
+    closed_over = f", of these {format_bytes(closed_over_bytes)} of arrays that the step closes over,"
     changes = "".join(f"{each.command}, {format_bytes(each.saves_bytes or 0)} less, " for each in helpful)
     return InfeasibleBudgetError(
         f"plan(budget={budget!r}, target={target!r}) cannot be met: the arguments alone are larger.",
         got=f"budget {format_bytes(limit_bytes)}",
         needed=f"more than {format_bytes(argument_bytes + results_bytes)}: arguments {format_bytes(argument_bytes)}"
-        f"{without} and results that take over no donated argument {format_bytes(results_bytes)}",
+        f"{closed_over if closed_over_bytes else ''}{without} and results that take over no donated argument"
+        f" {format_bytes(results_bytes)}",
         advice=f"a larger budget, {changes}a smaller model, or arguments sharded over more devices",
         budget_bytes=limit_bytes,
         minimum_bytes=argument_bytes + results_bytes,
@@ -67,7 +73,8 @@ def infeasible(
         f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.op}"
         for b in blocking[:3]
     )
-    fits = f"{math.ceil(smallest.total_bytes / 2**20)}MiB"
+    unit, name = (2**20, "MiB") if smallest.total_bytes >= _WHOLE_MIB else (2**10, "KiB")
+    fits = f"{math.ceil(smallest.total_bytes / unit)}{name}"
     is_optimal = strategy == "optimal"
     met = "cannot be met by any decision" if is_optimal else f"is not met by strategy={strategy!r}"
     other = "" if is_optimal else 'strategy="optimal", '

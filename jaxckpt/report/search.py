@@ -48,7 +48,7 @@ def _share(frontier: Frontier, point: FrontierPoint) -> str:
 
 def batches_report(search: BatchSearch) -> Section:
     """The two answers, the batches tried and how sure each figure is."""
-    found = (("largest batch that fits", search.largest), ("highest throughput (est.)", search.fastest))
+    found = (("largest batch found", search.largest), ("highest throughput (est.)", search.fastest))
     answers = Table(
         columns=columns("", ">batch", ">compiled total", ">step (est.)", ">items/s (est.)"),
         rows=tuple((words, str(each.batch), *_figures(each)) for words, each in found),
@@ -61,7 +61,8 @@ def batches_report(search: BatchSearch) -> Section:
     every = f" Only multiples of {search.multiples_of} were tried." if search.multiples_of > 1 else ""
     notes = (
         f"{search.compiles} programs were compiled. Times are estimates, from the compiled program where there is a"
-        f" planned total and from the model elsewhere; they are not measurements.{every}"
+        f" planned total and from the model elsewhere; they are not measurements. Batches by the"
+        f" model were not compiled: one that it takes for too large may fit.{every}"
     )
     title = f"Batches of {search.step} in {format_bytes(search.budget_bytes)} on {search.target}"
     return Section(title=title, parts=(answers, tried, Text(text=notes)))

@@ -67,7 +67,8 @@ def check_planned(
         + (", though its arguments are the same." if arguments else "."),
         got=got,
         needed=needed,
-        advice="plan again: the step's code, its static arguments or the version of jax has changed",
+        advice="plan again: the step's code, its static arguments (as of training or evaluation) or the version of jax"
+        " has changed",
         planned=plan.fingerprint,
         found=found,
     )

@@ -195,3 +195,22 @@ def test_a_notebook_shows_it():
     floor = floor_of(made_footprint(memory_map()), step="train")
     assert isinstance(floor, jaxckpt.Floor)
     assert "What it is for" in floor._repr_html_()
+
+
+@needs_compiler
+def test_layers_of_one_width_are_not_one_wide_op():
+    def step(weights, x):
+        def loss(weights):
+            hidden = x
+            for w in weights:
+                hidden = hidden @ w
+                hidden = jax.nn.relu((hidden - hidden.mean(0)) * jax.lax.rsqrt(hidden.var(0) + 1e-5))
+            return jnp.mean(hidden**3)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    args = [jax.ShapeDtypeStruct((64, 64), "float32")] * 5, jax.ShapeDtypeStruct((8192, 64), "float32")
+    floor = Planner(step, *args, target="h200", donate_argnums=0).floor()
+    assert not floor.of(Holder.SINGLE_OP)
+    assert all(remedy.title != "one op in chunks" for remedy in floor.remedies)

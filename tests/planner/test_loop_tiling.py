@@ -182,7 +182,7 @@ def test_a_budget_below_all_other_plans_is_met_by_tiled_loops(planner):
 
 def test_a_frontier_goes_on_with_tiled_loops_below_all_others(planner):
     planner = not_compiled(planner, FakePlanner)
-    frontier = frontier_of(planner, points=6)
+    frontier = frontier_of(planner, points=5)
     assert_monotone(frontier)
     whole = [not point.plan.loop_tilings for point in frontier]
     assert whole == sorted(whole) and {*whole} == {True, False}

@@ -34,3 +34,15 @@ def test_no_plan_is_worse_than_jax_checkpoint_around_each_block(name):
         fully = planner.plan(budget=written.total_bytes, strategy="full").footprint
         plan = planner.plan(budget=(fully.total_bytes + written.total_bytes) // 2)
         assert plan.footprint.step_s <= (1 + SLOWER) * fully.step_s
+
+
+@pytest.mark.parametrize("name", ["crossed-features-1", "gru-1"])
+def test_no_rule_that_fits_is_predicted_to_be_faster_than_the_solvers_plan(name):
+    planner = Planner(STRANGERS[name].shallow(), target=TARGET)
+    most_bytes = planner.solver.empty_plan.predicted.temp_bytes
+    rules = [rule.predicted for rule in planner.simple_rules if rule.predicted.temp_bytes < most_bytes]
+    for rule in rules:
+        planner.forget_budgets()
+        plan = planner.solver.solve(rule.temp_bytes, allow_empty=False)
+        assert plan.predicted.temp_bytes <= rule.temp_bytes
+        assert plan.predicted.step_s <= (1 + SLOWER) * rule.step_s

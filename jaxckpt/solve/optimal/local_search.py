@@ -51,7 +51,7 @@ class LocalSearch:
         The same plan if the graph is too large for the problem's effort, or if the plan offloads or shards values
         without a required decision.
         """
-        if not self._searches(plan):
+        if not self.applies or self.problem.moves(plan):
             return plan
         problem, left, state = self.problem, self._replays, self._state_of(plan)
         plan, figures = self._judge(state, plan.strategy)
@@ -81,7 +81,7 @@ class LocalSearch:
 
         The same plan where `improve` gives the same plan.
         """
-        if not self._searches(plan):
+        if not self.applies or self.problem.moves(plan):
             return plan
         state = self._state_of(plan)
         changes = (*_other_decisions(self.problem, state), *_other_cuts(self.problem, state))
@@ -89,8 +89,10 @@ class LocalSearch:
         judged = (self._judge(changed, plan.strategy) for changed in states)
         return min(judged, key=lambda each: each[1].rank(temp_budget_bytes), default=(plan, None))[0]
 
-    def _searches(self, plan: GraphPlan) -> bool:
-        return self._replays >= self.problem.effort.fewest_replays and not self.problem.moves(plan)
+    @property
+    def applies(self) -> bool:
+        """False if the graph is too large for the problem's effort."""
+        return self._replays >= self.problem.effort.fewest_replays
 
     def _state_of(self, plan: GraphPlan) -> _State:
         return _State(

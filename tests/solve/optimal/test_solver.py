@@ -4,7 +4,7 @@ import dataclasses
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as st
 
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Recompute, Save
@@ -13,6 +13,7 @@ from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.solve.effort import Effort
 from jaxckpt.solve.optimal.compose import compose, least_seconds
 from jaxckpt.solve.optimal.options import stage_options
+from jaxckpt.solve.optimal.solver import _MOST_SLOWER
 from jaxckpt.solve.optimal.stage_memory import profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.stages import candidate_cuts
@@ -33,6 +34,36 @@ def test_plans_can_be_laid_out_and_decide_only_what_exists(graph):
         assert plan.fingerprint == graph.fingerprint
         assert all(isinstance(d, Save | Recompute) for d in plan.decisions.values())
         assert all(graph.producer[v] is not None for v in plan.decisions)
+
+
+@given(graphs(), st.sampled_from(["full", "every", "every:1", "sqrt", "dots"]))
+def test_no_plan_of_a_rule_that_fits_is_predicted_to_be_faster(graph, strategy):
+    problem = Problem(graph=graph, rates=RATES)
+    rule = solve(problem, strategy)
+    plan = OptimalSolver(problem, rules=lambda: [rule]).solve(rule.predicted.temp_bytes, allow_empty=False)
+    assert plan.predicted.temp_bytes <= rule.predicted.temp_bytes
+    assert plan.predicted.step_s <= _MOST_SLOWER * rule.predicted.step_s
+
+
+def test_searches_start_from_faster_rules_that_nearly_fit(monkeypatch):
+    problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
+    rule = solve(problem, "every")
+    budget = rule.predicted.temp_bytes
+
+    def changed(strategy, bytes_share, seconds_share):
+        temp_bytes, step_s = int(bytes_share * budget), seconds_share * rule.predicted.step_s
+        return dataclasses.replace(
+            rule,
+            strategy=strategy,
+            prediction=dataclasses.replace(rule.predicted, temp_bytes=temp_bytes, step_s=step_s),
+        )
+
+    rules = [changed("near", 1.05, 0.5), changed("far", 1.2, 0.4), changed("slow", 1.05, 2.0)]
+    solver, starts = OptimalSolver(problem, rules=lambda: rules), []
+    monkeypatch.setattr(solver, "neighbour", lambda plan, _: starts.append(plan.strategy) or rule)
+    solver.solve(budget, allow_empty=False)
+    assert "near" in starts
+    assert not {"far", "slow"}.intersection(starts)
 
 
 @given(graphs())
