@@ -54,7 +54,7 @@ COMPILE_FAILURES = (
     CompileFailure(
         signs=("Mesh for all inputs should be equal",),
         meaning="the types of an explicit mesh name other devices than those of the target",
-        needed="arguments over a mesh of the target: with axes of type Explicit the kind of the devices is in each type",
+        needed="arguments over a mesh of the target: types over Explicit axes name the kind of device",
         advice="jax.ShapeDtypeStructs with shardings over jaxckpt.Target(...).mesh(shape, axis_names, axis_types=...),"
         " or axes of type Auto",
     ),

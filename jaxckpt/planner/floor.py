@@ -231,8 +231,8 @@ def _is_widened(memory: MemoryMap, elements: int) -> bool:
     """True if values of so many elements are made of smaller ones, not each of the one before, as through layers."""
     alike = [b for b in memory.buffers if math.prod(b.shape) == elements]
     made = [b for b in alike if b.part is Part.FORWARD and b.role in _VALUE_ROLES]
-    alone = [b for b in made if not any(other.born < b.born <= other.dies for other in alike)]
-    return _WIDENED * len(alone) >= len(made)
+    of_narrower = [b for b in made if not any(other.born < b.born <= other.dies for other in alike)]
+    return _WIDENED * len(of_narrower) >= len(made)
 
 
 _VALUE_ROLES = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
