@@ -74,7 +74,7 @@ class RandomStreams:
 
         Args:
           name: A name that no other stream has.
-          seed: An integer that no other stream has: two streams of one seed would draw the same bits.
+          seed: An integer that no other stream has, modulo 2**32: two streams of one seed would draw the same bits.
           differs_over: Mesh axes over which the stream differs from device to device in the body of a
             `jax.shard_map`; over all others it is equal. Outside of a `shard_map` a draw is of the array of all
             devices, each of which holds its own part, and no axis is needed.
@@ -83,7 +83,7 @@ class RandomStreams:
           ArgumentError: A stream has the name or the seed already.
         """
         for stream in self._streams:
-            if name == stream.name or seed == stream.seed:
+            if name == stream.name or (seed - stream.seed) % 2**32 == 0:  # jax.random.key takes 32 bits of a seed
                 same = "name" if name == stream.name else "seed"
                 raise ArgumentError(
                     f"a random stream of this {same} exists already.",

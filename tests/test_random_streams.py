@@ -121,3 +121,9 @@ def test_a_mask_that_is_drawn_a_second_time_is_equal_bit_for_bit(mesh, way):
     assert not ((gradient != 0) & ~mask).any()
     assert 0 < int((gradient != 0).sum()) < mask.size
     assert jax.tree.leaves(after) == jax.tree.leaves(plain_after) == [0, 2]
+
+
+@pytest.mark.parametrize("seed", [2**32 + 3, 3 - 2**32])
+def test_seeds_that_draw_the_same_bits_are_one_seed(seed):
+    with pytest.raises(ArgumentError, match="of this seed exists"):
+        RandomStreams().add("a", 3).add("b", seed)

@@ -11,6 +11,7 @@ Read after `naming`.
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import jax
@@ -82,7 +83,7 @@ def chunked(
       True
     """
     _check_call(function, chunks, join, accumulate)
-    axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    axis = axis if axis is None or isinstance(axis, Integral) else tuple(axis)
 
     @functools.wraps(function)
     def in_chunks(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +233,9 @@ class _ChunkedCall:
                 if result.ndim == 0 or result.shape[self.out_axes[index]] != self.split.length:
                     raise _unjoined(paths[index], result, "concatenate", self.split.length)
                 expected[self.out_axes[index]] = size
-            if list(part.shape) != expected or (self.joins[index] != "concatenate" and result.dtype == bool):
+            is_inexact = jnp.issubdtype(result.dtype, jnp.inexact)
+            cannot = {"concatenate": False, "sum": result.dtype == bool, "mean": not is_inexact}[self.joins[index]]
+            if list(part.shape) != expected or cannot:
                 raise _unjoined(paths[index], result, self.joins[index], self.split.length, part=part)
 
 
@@ -376,7 +379,7 @@ def _call_problems(
 ) -> Iterator[tuple[str, str, str]]:
     if not callable(function):
         yield repr(function), "a function", "jaxckpt.chunked(loss, chunks=8, join='sum')"
-    if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 1:
+    if not isinstance(chunks, Integral) or isinstance(chunks, bool) or chunks < 1:
         yield f"chunks = {chunks!r}", "a number of chunks, 1 or more", "chunks=8"
     unknown = [word for word in jax.tree.leaves(join) if word not in JOINS]
     if unknown or not jax.tree.leaves(join):

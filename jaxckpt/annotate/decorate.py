@@ -138,7 +138,15 @@ def _class(cls: type, scope: Scope) -> type:
         return _linen_class(cls, scope)
     name = scope.name or cls.__name__
     names = {m: name if m == "__call__" else f"{name}.{m}" for m in scope.methods}
-    return _subclass(cls, {m: _function(getattr(cls, m), scope, name=each) for m, each in names.items()})
+    return _subclass(cls, {m: _method(cls, m, scope, name=each) for m, each in names.items()})
+
+
+def _method(cls: type, method: str, scope: Scope, *, name: str) -> Any:
+    """A method under a scope; static methods and class methods stay what they are."""
+    held = inspect.getattr_static(cls, method)
+    if isinstance(held, (staticmethod, classmethod)):
+        return type(held)(_function(held.__func__, scope, name=name))
+    return _function(getattr(cls, method), scope, name=name)
 
 
 def _linen_class(cls: type, scope: Scope) -> type:
@@ -170,7 +178,7 @@ def _with_marks(method: Callable[..., Any], name: str, policy: Policy | None) ->
 
 
 def _require_method(cls: type, method: str) -> None:
-    if callable(getattr(cls, method, None)):
+    if any(method in vars(each) for each in cls.__mro__) and callable(getattr(cls, method)):  # a metaclass has __call__
         return
     known = [name for name in dir(cls) if callable(getattr(cls, name, None)) and not name.startswith("__")]
     (suggested, *_) = (*closest_names(method, known, cutoff=0.5), *known, "__call__")

@@ -199,8 +199,13 @@ def _with_result(
     """The value with type, size, FLOPs and traits of the equation's result; JAX passes the operands alone."""
     if not all(hasattr(aval, "dtype") for aval in avals):
         return value
-    specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    (*_, equation) = inline(jax.make_jaxpr(lambda *x: primitive.bind(*x, **params))(*specs)).equations
+    specs = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)) for aval in avals
+    ]
+    equations = inline(jax.make_jaxpr(lambda *x: primitive.bind(*x, **params))(*specs)).equations
+    if not equations or not equations[-1].eqn.outvars:  # one that hands its operand on, or has an effect alone
+        return value
+    equation = equations[-1]
     return dataclasses.replace(
         value,
         dtype=str(equation.eqn.outvars[0].aval.dtype),

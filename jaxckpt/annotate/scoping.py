@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from jaxckpt._errors import ScopeError
 from jaxckpt.annotate.decorate import Scope, with_scope
-from jaxckpt.policy import Policy, load_policy
+from jaxckpt.policy import Policy, as_policy
 
 _Target = TypeVar("_Target")
 
@@ -88,7 +88,7 @@ def scope(
         target, name = None, target
     options = Scope(
         name=name,
-        policy=load_policy(policy) if isinstance(policy, str | Path) else policy,
+        policy=as_policy(policy),
         methods=(methods,) if isinstance(methods, str) else tuple(methods),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
         prevent_cse=prevent_cse,

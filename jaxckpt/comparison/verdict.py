@@ -23,7 +23,7 @@ from jaxckpt.ir.scope import TAG
 from jaxckpt.linter import LintContext, primal_of_name
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner
-from jaxckpt.policy import Match, Policy, Resolved, Rule, forward_values, load_policy
+from jaxckpt.policy import Match, Policy, Resolved, Rule, as_policy, forward_values
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 
 Word = Literal["free", "pays", "costs", "no effect"]
@@ -164,7 +164,7 @@ def verdicts(
       >>> [(verdict.subject, verdict.why.split(":")[0]) for verdict in found.verdicts][-1]
       ('loss', 'dead in the backward')
     """
-    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    chosen = as_policy(policy)
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=target,

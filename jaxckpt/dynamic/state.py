@@ -241,9 +241,9 @@ class Task:
 def machine_of(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Machine:
     """A machine before its first step, with room for so many events; `parts` is a program's `layout`."""
     memory, storages = task.memory, parts["storages"].copy()
-    count, total = len(storages), int(storages["bytes"].sum())
     storages["bytes"] = -(-storages["bytes"] // memory.alignment) * memory.alignment
-    budget = task.budget or max(1, 2 * int(storages["bytes"].sum()) + memory.small_bytes * memory.small_slots)
+    count, total = len(storages), int(storages["bytes"].sum())
+    budget = task.budget or max(1, 2 * total + memory.small_bytes * memory.small_slots)
     addressed = memory.mode in (Mode.HINT, Mode.HARD)
     capacity = max(budget, memory.capacity or 2 * total) if memory.mode is Mode.HINT else budget
     zone = memory.small_bytes * memory.small_slots if addressed else 0

@@ -17,7 +17,7 @@ from jaxckpt.linter import loops, policies, scopes, steps
 from jaxckpt.linter.context import Diagnostic, LintContext
 from jaxckpt.linter.finding import Finding, Findings
 from jaxckpt.machine import Target
-from jaxckpt.policy import Policy, load_policy
+from jaxckpt.policy import Policy, as_policy
 from jaxckpt.trace import Traced, trace_step
 
 _DIGITS = re.compile(r"\d+")
@@ -133,7 +133,7 @@ def lint(
       >>> lint(step, jnp.eye(4), jnp.ones((2, 4))).codes
       ('whole-function',)
     """
-    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    chosen = as_policy(policy)
     machine = Target(target) if isinstance(target, str) else target
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)

@@ -7,6 +7,7 @@ one loads no compiler and, but for "attached", looks at no device. Read after `d
 
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -262,8 +263,13 @@ def _split(name: str) -> tuple[str, str, str]:
     return name.partition(":")
 
 
+_CALIBRATED_FILE = re.compile(r"(.*?\.toml(?::[^@/]*)?)@(.+)")
+
+
 def _calibration_split(name: str) -> tuple[str, str | None]:
     """The name before an "@" and the calibration behind it; a path may itself hold an "@"."""
+    if of_file := _CALIBRATED_FILE.fullmatch(name):
+        return of_file[1], of_file[2]
     before, at, after = name.partition("@")
     return (before, after) if at and "/" not in before else (name, None)
 

@@ -97,7 +97,8 @@ def topology_of(text: str | None, facts: Facts, *, called: str) -> Topology:
         needed += ' (one host), or hosts x devices of each such as ":64x8"'
         axes = 2 if text is not None and "x" in text else 1
     elif isinstance(facts, TpuFacts):
-        axes, default, example = facts.default_topology.count("x") + 1, facts.default_topology, facts.topologies[1]
+        axes, default = facts.default_topology.count("x") + 1, facts.default_topology
+        example = (default, *facts.topologies)[:3][-1]
         needed = f"chips along {axes} axes, such as {', '.join(facts.topologies)}"
     match = re.fullmatch("x".join(["[1-9][0-9]*"] * axes), default if text is None else text)
     if match is None:

@@ -79,7 +79,7 @@ def delay_stacks(loops: Sequence[LoopInterface], tree: LoopTree, equations: Sequ
     for interface, opened in delayed:
         operands = (*interface.slices.values(), *(carry.init for carry in interface.carries))
         reals = (v for v in operands if isinstance(v, jex.Var) and jnp.issubdtype(v.aval.dtype, jnp.floating))
-        last = max((v for v in reals if v in computed_at), key=computed_at.__getitem__, default=None)
+        last = max((v for v in reals if v in computed_at and v.aval.size), key=computed_at.__getitem__, default=None)
         if last is not None:
             _fill_copies_of(last, interface, opened)
 

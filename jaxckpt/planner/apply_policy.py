@@ -8,7 +8,7 @@ from jaxckpt import ir
 from jaxckpt._errors import PolicyError
 from jaxckpt.linter import POLICY_ERROR_LINTS, lint_traced, raise_on_errors
 from jaxckpt.machine import Target
-from jaxckpt.policy import Policy, load_policy
+from jaxckpt.policy import Policy, as_policy
 from jaxckpt.rewrite import PlannedFunction, apply_decided
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import Traced
@@ -51,7 +51,7 @@ def apply(
       >>> bool(jnp.allclose(frugal(jnp.eye(4), jnp.ones((2, 4))), step(jnp.eye(4), jnp.ones((2, 4)))))
       True
     """
-    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    chosen = as_policy(policy)
 
     def decide(traced: Traced) -> ir.GraphPlan:
         try:

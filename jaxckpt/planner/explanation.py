@@ -17,7 +17,7 @@ from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Graph, Partition, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner.user_plan import Described, describe
-from jaxckpt.policy import Policy, Region, Resolved, load_policy, region_inputs, region_outputs
+from jaxckpt.policy import Policy, Region, Resolved, as_policy, region_inputs, region_outputs
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy, solve
 from jaxckpt.trace import trace_step
 
@@ -120,7 +120,7 @@ def explain(
       >>> [(each.value.primitive, each.by) for each in explanation.values if "rule" in each.by]
       [('dot_general', 'rule 1 of "dots"'), ('dot_general', 'rule 1 of "dots"')]
     """
-    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    chosen = as_policy(policy)
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from jaxckpt import ir
@@ -37,7 +36,7 @@ from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch
 from jaxckpt.planner.user_plan import Argument, Plan, describe
 from jaxckpt.planner.verify_plan import verification_note
-from jaxckpt.policy import Policy, load_policy
+from jaxckpt.policy import Policy, as_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
 from jaxckpt.rewrite.moves import copy_options
@@ -168,7 +167,7 @@ class Planner:
             may_offload_loop_values=not misreads_offloaded_stacks(self.target.platform, self.target.compiler_version),
             may_partition="partition" in options.allow,
         )
-        policy = load_policy(options.policy) if isinstance(options.policy, str | Path) else options.policy
+        policy = as_policy(options.policy)
         saved = {} if options.recompute_collectives else saved_collectives(free)
         return replace(free, required={**saved, **required_decisions(free, policy)})
 

@@ -6,6 +6,7 @@ comments), `model_layers` and `regions` (parts that are recomputed as a whole), 
 """
 
 from jaxckpt.policy.library import (
+    as_policy as as_policy,
     digest_of as digest_of,
     load_policy as load_policy,
     new_mark as new_mark,

@@ -8,12 +8,43 @@ policy. Read after `policy`.
 import hashlib
 import itertools
 from pathlib import Path
+from typing import overload
 
 from jaxckpt._errors import PolicyError, did_you_mean
 from jaxckpt.policy.policy import Policy
 
 _COUNT = itertools.count()
 _BY_DIGEST: dict[str, Policy] = {}
+
+
+@overload
+def as_policy(policy: Policy | str | Path) -> Policy: ...
+@overload
+def as_policy(policy: Policy | str | Path | None) -> Policy | None: ...
+def as_policy(policy: Policy | str | Path | None) -> Policy | None:
+    """A policy that is given as an object, by its name or by a file; None for none.
+
+    Raises:
+      PolicyError: As `load_policy`; or the object is no policy, such as one of `jax.checkpoint_policies`.
+
+    Example:
+      >>> as_policy("dots") == load_policy("dots") == as_policy(load_policy("dots"))
+      True
+    """
+    if isinstance(policy, str | Path):
+        return load_policy(policy)
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    is_reading = isinstance(getattr(policy, "policy", None), Policy)
+    raise PolicyError(
+        f"a {type(policy).__name__} is no policy of jaxckpt.",
+        got=repr(policy)[:200],
+        needed=f"a jaxckpt.Policy, a TOML file, or one of {', '.join(policies())}",
+        advice="its attribute .policy"
+        if is_reading
+        else 'a name such as "dots"; jax.checkpoint takes the functions of jax.checkpoint_policies',
+        problems=(),
+    )
 
 
 def load_policy(path: str | Path) -> Policy:

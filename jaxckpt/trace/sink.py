@@ -12,6 +12,7 @@ Ops in bodies of open loops stay: no compiled program with such ops moved was lo
 Complexity: linear, plus a sort.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import jax.extend.core as jex
@@ -27,14 +28,14 @@ def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[Fla
     An equation moves if each of its operands is an argument, a constant, or read at the equation's first reader or
     later: then only the live range of its result changes, and gets shorter.
     """
-    first, last = _readers(program)
+    readers, last = _readers(program)
     computed = {v for equation in program.equations for v in equation.eqn.outvars}
     place = list(range(len(program.equations)))
     for position in reversed(place):
         equation = program.equations[position]
         if phases[position] is not Phase.BACKWARD or not _may_move(equation):
             continue
-        reader = first.get(equation.eqn.outvars[0])
+        reader = min(readers[equation.eqn.outvars[0]], key=lambda each: (place[each], each), default=None)
         if reader is None or place[reader] <= position + 1 or not _is_outside(program.equations[reader]):
             continue
         target = place[reader]
@@ -46,17 +47,16 @@ def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[Fla
     return program.replace(equations=equations), tuple(phases[position] for position in order)
 
 
-def _readers(program: FlatProgram) -> tuple[dict[jex.Var, int], dict[jex.Var, int]]:
-    """The first and the last equation that reads each variable; results are read behind all of them."""
-    first: dict[jex.Var, int] = {}
-    last: dict[jex.Var, int] = {}
+def _readers(program: FlatProgram) -> tuple[defaultdict[jex.Var, list[int]], dict[jex.Var, int]]:
+    """The equations that read each variable, and the last of them; results are read behind all of them."""
+    readers: defaultdict[jex.Var, list[int]] = defaultdict(list)
     for position, equation in enumerate(program.equations):
         for variable in equation.variables():
-            first.setdefault(variable, position)
-            last[variable] = position
+            readers[variable].append(position)
+    last = {variable: positions[-1] for variable, positions in readers.items()}
     results = (v for v in program.outvars if isinstance(v, jex.Var))
     last.update(dict.fromkeys(results, len(program.equations)))
-    return first, last
+    return readers, last
 
 
 def _may_move(equation: Equation) -> bool:

@@ -169,7 +169,9 @@ def _program(stage: jax.stages.Traced, *, eager: bool, open_loops: bool) -> tupl
     if closed_conds := conds_to_keep_closed(program):
         program = simplified(closed_conds)
     phased = _phased(program, eager=eager)
-    return phased if is_sound(phased[0]) else _program(stage, eager=eager, open_loops=False)
+    if open_loops and not is_sound(phased[0]):
+        return _program(stage, eager=eager, open_loops=False)
+    return phased
 
 
 def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:

@@ -123,9 +123,10 @@ def difference(
     """
     one, other = _on_host(step), _on_host(planned)
     wide_one, wide_other = _wide(one), _wide(other)
-    same = (wide_one == wide_other) | (np.isnan(wide_one) & np.isnan(wide_other))
+    same = (one == other) | (np.isnan(wide_one) & np.isnan(wide_other))
     finite = np.isfinite(wide_one) & np.isfinite(wide_other)
     gap = np.abs(np.subtract(wide_other, wide_one, where=finite, out=np.zeros_like(wide_one)))
+    gap = np.where(~same & (gap == 0), 1.0, gap)  # of large integers, which floats do not tell apart
     magnitude = np.abs(_finite(wide_one))
     share = np.divide(gap, magnitude, where=magnitude > 0, out=np.zeros_like(gap))
     return LeafDifference(
@@ -166,6 +167,8 @@ def _finite(array: np.ndarray) -> np.ndarray:
 
 
 def _on_host(array: jax.Array | np.ndarray) -> np.ndarray:
+    if array.dtype == jax.dtypes.float0:  # the gradient of integers, of which each element is zero
+        return np.zeros(array.shape, bool)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)

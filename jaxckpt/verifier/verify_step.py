@@ -140,7 +140,7 @@ class Runnable:
         try:
             with self.calling.bind(copies(args, calling=self.calling), self.kwargs) as call:
                 if not exact:
-                    return [leaf.block_until_ready() for leaf in call.run()]
+                    return list(jax.block_until_ready(call.run()))
                 stage = call.trace()
                 return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *map(_array, call.leaves))
         except jax.errors.JaxRuntimeError as error:

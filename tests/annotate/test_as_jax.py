@@ -87,3 +87,21 @@ def test_rules_that_jax_cannot_take_are_refused_with_advice(text, said):
         jaxckpt.Policy.from_toml(text).as_jax()
     assert "jaxckpt.scope" in str(caught.value)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape),
+        lambda x: x * jax.random.uniform(jax.random.key(0), x.shape),
+        lambda x: (jax.debug.callback(lambda: None), jnp.sin(x) * x)[1],
+    ],
+    ids=["bernoulli", "uniform", "an effect"],
+)
+def test_equations_that_only_change_weak_types_or_have_effects_are_no_values(draw):
+    saved = jaxckpt.Policy.from_toml('default = "recompute"\n[[rule]]\nmin_bytes = 1\ndecision = "save"\n').as_jax()
+
+    def gradient(function):
+        return jax.grad(lambda x: (function(x) ** 2).sum())(X)
+
+    assert jnp.array_equal(gradient(jax.checkpoint(draw, policy=saved)), gradient(draw))

@@ -314,3 +314,14 @@ def test_the_users_own_exception_comes_out_untouched():
 
     with pytest.raises(RuntimeError, match="in the head"):
         chunked(broken, chunks=2)(jnp.ones(4))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_a_mean_of_integers_is_refused(dtype):
+    with pytest.raises(ChunkError, match='cannot be joined by "mean"'):
+        chunked(lambda x: jnp.max(x).astype(dtype), chunks=2, join="mean")(jnp.arange(8.0))
+
+
+def test_axis_and_chunks_may_be_numpys_integers():
+    in_chunks = chunked(jnp.sum, chunks=np.int64(2), axis=np.int64(0), join="sum")
+    assert in_chunks(jnp.arange(8.0)) == 28.0

@@ -66,3 +66,29 @@ def test_a_name_is_given_to_every_array_of_a_tree():
     traced = jax.make_jaxpr(lambda x: jaxckpt.name({"a": x, "b": (x + 1, None, "text")}, "pair")["a"])(X)
     named = [eqn.params["name"] for eqn in traced.eqns if eqn.primitive.name == "name"]
     assert named == ["pair", "pair"]
+
+
+@pytest.mark.parametrize("chosen", [jax.checkpoint_policies.dots_saveable, {"default": "save"}, 3])
+def test_what_is_no_policy_is_refused(chosen):
+    step, x = jax.grad(lambda x: jnp.sin(jnp.sin(x)).sum()), jnp.ones(3)
+    for call in (
+        lambda: jaxckpt.apply(step, chosen)(x),
+        lambda: jaxckpt.explain(step, x, policy=chosen, target="cpu"),
+        lambda: scope(jnp.sin, policy=chosen),
+    ):
+        with pytest.raises(jaxckpt.PolicyError, match=r"is no policy of jaxckpt[\s\S]*dots"):
+            call()
+
+
+def test_what_was_read_of_another_system_has_the_policy_in_an_attribute():
+    with pytest.raises(jaxckpt.PolicyError, match=r"\.policy"):
+        jaxckpt.apply(jax.grad(lambda x: jnp.sin(x).sum()), jaxckpt.read_policy("remat_policy: full", "maxtext"))
+
+
+def test_a_class_without_a_call_has_to_name_its_methods():
+    class Block:
+        def forward(self, x):
+            return x
+
+    with pytest.raises(jaxckpt.ScopeError, match="__call__"):
+        scope(Block, policy="nothing")

@@ -332,3 +332,21 @@ def test_an_argument_may_wait_on_the_host():
     held = kept(lambda x, w: function(x * 2, w * 2), X, W)
     assert {shape for shape in held if "host" in shape} == {"float32<host>[3,4]", "float32<host>[4,4]"}
     assert "float32[4,4]" not in held
+
+
+def test_static_methods_and_class_methods_stay_what_they_are():
+    class Block:
+        factor = 2.0
+
+        @staticmethod
+        def doubled(x):
+            return jnp.sin(2.0 * x)
+
+        @classmethod
+        def scaled(cls, x):
+            return jnp.sin(cls.factor * x)
+
+    marked = jaxckpt.scope(Block, policy="nothing", methods=("doubled", "scaled"))
+    for call in (marked.doubled, marked().doubled, marked.scaled, marked().scaled):
+        assert jnp.array_equal(call(jnp.ones(3)), jnp.sin(2.0 * jnp.ones(3)))
+        assert "remat" in str(jax.make_jaxpr(jax.grad(lambda x, call=call: call(x).sum()))(jnp.ones(3)))

@@ -70,3 +70,9 @@ def test_options_are_frozen_and_know_their_names():
         address_maps(step, W, X, ratio=0.9, ratios=(0.9,))
     with pytest.raises(UnknownEvictorError):
         Runner(step, budget=None, evictor="dtt")
+
+
+@pytest.mark.parametrize("alignment", [1, 512])
+def test_the_larger_memory_of_hinted_addresses_is_aligned_too(alignment):
+    memory = Memory(mode=Mode.HINT, alignment=alignment)
+    assert simulate(unit_chain(16), budget=2 * alignment, evictor="dte", memory=memory).status == "ok"

@@ -4,6 +4,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from typing import ClassVar
 
 import jax
@@ -19,6 +20,7 @@ from jaxckpt.machine import (
     known_facts,
     target as target_module,
 )
+from jaxckpt.machine.topology import topology_of
 
 SHIPPED = pathlib.Path(target_module.__file__).parent / "facts"
 
@@ -211,3 +213,25 @@ def test_importing_targets_loads_and_starts_nothing():
         "assert not {'flax', 'scipy', 'optax', 'matplotlib', 'libtpu'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("h200@cal.toml", ("h200", "cal.toml")),
+        ("h200:8@cal.toml", ("h200:8", "cal.toml")),
+        ("./mine.toml@cal.toml", ("./mine.toml", "cal.toml")),
+        ("a/mine.toml:8@b/cal.toml", ("a/mine.toml:8", "b/cal.toml")),
+        ("./a@b/mine.toml", ("./a@b/mine.toml", None)),
+    ],
+)
+def test_a_calibration_follows_any_name(name, parts):
+    assert target_module._calibration_split(name) == parts
+
+
+@pytest.mark.parametrize("topologies", [(), ("2x2",)])
+def test_a_tpu_with_few_usual_topologies_may_have_others(topologies):
+    facts = replace(known_facts()["v5e"], topologies=topologies)
+    assert topology_of("4x4", facts, called="mine").device_count == 16
+    with pytest.raises(TargetError, match="chips along 2 axes"):
+        topology_of("4", facts, called="mine")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxckpt
 from jaxckpt._errors import GraphError, PlanMismatchError, UnsupportedDecisionError
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase
 from jaxckpt.rewrite import rewrite
@@ -430,3 +431,16 @@ def test_the_type_check_sees_a_broken_rewrite(traced, monkeypatch):
     monkeypatch.setattr(room, "equations", broken)
     with pytest.raises(jex.JaxprTypeError):
         rewrite(traced, plan_of(traced.graph))
+
+
+def test_a_slice_without_elements_begins_no_stack():
+    def loss(w, x, z):
+        def body(carry, each):
+            return jnp.tanh(jnp.tanh(carry @ w) @ w) + each.sum(), jnp.sin(each * carry.sum())
+
+        carry, z = jax.lax.scan(body, jnp.tanh(x @ w), z)
+        carry, z = jax.lax.scan(body, jnp.tanh(carry @ w), jnp.sin(z * carry.sum()))
+        return carry.sum() + z.sum()
+
+    step, args = jax.grad(loss), (0.5 * jnp.eye(4), jnp.ones((4, 4)), jnp.ones((3, 0)))
+    np.testing.assert_allclose(jaxckpt.apply(step, "nothing")(*args), step(*args), rtol=1e-5)

@@ -236,3 +236,16 @@ def test_steps_of_the_zoo_are_bit_equal_one_operation_at_a_time(name):
     options = {"donate_argnums": case.donate_argnums, "static_argnums": case.static_argnums}
     planned = jaxckpt.apply(case.step, NOTHING, **options)
     assert verify(case.step, planned, *case.args, exact=True, **options).check().bit_equal
+
+
+def test_gradients_of_integers_are_compared():
+    step = jax.grad(lambda w, i: (jnp.sin(w) * i).sum(), argnums=(0, 1), allow_int=True)
+    planned = jaxckpt.apply(step, "nothing")
+    for exact in (False, True):
+        assert verify(step, planned, jnp.ones(3), jnp.arange(3), exact=exact).ok
+
+
+def test_integers_that_floats_do_not_tell_apart_differ():
+    one = np.array([2**53, 1], np.int64)
+    found = difference("", one, one + np.array([1, 0]), Tolerance(relative=0.0, absolute=0.0))
+    assert not found.ok and found.differing == 1

@@ -83,7 +83,8 @@ class Operations:
         params = primitive.get_bind_params(operation.eqn.params)
 
         def bind(*operands: Any) -> Any:
-            return primitive.bind(*operands, **params)
+            results = primitive.bind(*operands, **params)
+            return list(results) if primitive.multiple_results else results  # a jit takes no other kind of sequence
 
         if primitive.name in _WHOLE:
             return jax.jit(bind)

@@ -71,6 +71,7 @@ _KEYS: Mapping[str, Any] = {
     **dict.fromkeys(_FLAGS, bool),
 }
 _SETTING = re.compile(r"(\w+)=(\S*)")
+_YAML_KEY = re.compile(r"^\s*\w+\s*:(\s|$)", re.MULTILINE)
 
 
 def policy_from_maxtext(
@@ -150,7 +151,7 @@ def _document(config: Source | None, reader: ConfigReader) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     text = reader.text(config)
-    pairs = _SETTING.findall(text)
+    pairs = [] if _YAML_KEY.search(text) else _SETTING.findall(text)
     return {key: _plain(value) for key, value in pairs} if pairs else reader.mapping(text, yaml=True)
 
 

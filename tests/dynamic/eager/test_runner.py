@@ -281,3 +281,14 @@ def test_a_run_shows_itself():
     ran = jaxckpt.dynamic.run(chain(), W, X, budget=0.6, evictor="dtr_eq")
     assert f"{ran.recomputations} again" in str(ran)
     assert "forced" in ran._repr_html_()
+
+
+def test_a_shard_map_is_one_operation():
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    block = jax.shard_map(lambda x, w: jnp.tanh(x @ w), mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+
+    def step(w, x):
+        return jax.grad(lambda w: block(block(x, w), w).sum())(w)
+
+    np.testing.assert_allclose(run(step, W, X, budget=None).outputs, step(W, X), rtol=1e-5)

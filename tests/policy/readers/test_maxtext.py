@@ -133,3 +133,8 @@ def test_what_is_no_matter_of_residuals_is_said():
         remat_policy_for_vit="minimal",
     )
     assert len(reading.not_carried) == 3 and any("jaxckpt.scope" in said for said in reading.not_carried)
+
+
+@pytest.mark.parametrize("line", ["# override on the command line: steps=10", "dataset_path: gs://bucket/date=2024/x"])
+def test_a_yaml_text_with_an_equals_sign_is_yaml(line):
+    assert read_policy(f"{line}\nremat_policy: minimal\n", "maxtext").policy == policy_from_maxtext("minimal").policy
