@@ -234,13 +234,16 @@ def _results(prepared: Prepared, arrays: Arrays) -> list[Any]:
 def _infeasible(prepared: Prepared, counters: Simulation) -> InfeasibleBudgetError:
     assert counters.budget_bytes is not None, "without a budget nothing is refused"
     least_bytes = prepared.program.constant_bytes
-    thrashes = counters.status is Status.THRASH
+    other = 'evictor="dtr_eq", which needs no neighbouring addresses'
+    if counters.status is Status.THRASH:
+        other = "a larger limit"
+    elif counters.evictor == "dtr_eq":
+        other = "jaxckpt.plan, which knows the whole step"
     return InfeasibleBudgetError(
         f'dynamic.run(evictor="{counters.evictor}") cannot keep the budget: {counters.status}.',
         got=f"budget {format_bytes(counters.budget_bytes)}; {counters.reason}",
         needed=f"more than that; the arguments are {format_bytes(least_bytes)} of it",
-        advice="a larger budget, donate_argnums for the state, or "
-        + ("a larger limit" if thrashes else 'evictor="dtr_eq", which needs no neighbouring addresses'),
+        advice=f"a larger budget, donate_argnums for the state, or {other}",
         budget_bytes=counters.budget_bytes,
         minimum_bytes=least_bytes,
         minimum_measured=False,
