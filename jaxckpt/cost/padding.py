@@ -24,9 +24,11 @@ _BLOCKS = 132
 """Blocks that run at once, on an H200."""
 _PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of parts that XLA chooses from."""
-_ADDITION = 4.9
-"""To add up one part more of one block's result takes as long as so many steps of its sum. With this number all of 17
-products that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
+_ADDITION = 3.0
+"""To write one part more of one block's result, and to read it again, takes as long as so many steps of its sum."""
+_LAUNCH = 2
+"""The kernel that adds the parts up takes as long as so many parts more. With these two numbers all of 74 products that
+were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
 _PART_ITEMSIZE = 4
 """Parts are summed in float32 at least."""
 
@@ -46,12 +48,16 @@ def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
     """The number of parts in which a product of these lengths is summed: more blocks at once, but more to add up.
 
     Example:
-      >>> parts_of_sum(200_000, (384, 128)), parts_of_sum(20_000, (384, 128)), parts_of_sum(8192, (768, 3072))
-      (64, 32, 1)
+      >>> parts_of_sum(200_000, (384, 128)), parts_of_sum(8192, (768, 3072)), parts_of_sum(256, (256, 768))
+      (64, 1, 1)
     """
     at_once = max(1.0, _BLOCKS / prod(ceil(length / _TILE) for length in free))
     added = _ADDITION * max(1.0, prod(free) / _TILE**2)
-    return min(_PARTS, key=lambda parts: contracted / min(parts, at_once) + added * parts)
+
+    def steps(parts: int) -> float:
+        return contracted / min(parts, at_once) + (added * (parts + _LAUNCH) if parts > 1 else 0.0)
+
+    return min(_PARTS, key=steps)
 
 
 def number_of_parts(graph: Graph, op: Op) -> int:

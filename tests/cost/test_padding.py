@@ -1,12 +1,16 @@
 """Copies of operands of matrix products, in the model and in compiled programs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxckpt import Planner
+from jaxckpt.compiler import lower_flat
 from jaxckpt.cost.padding import padding_bytes, parts_bytes, parts_of_sum, sums_padded_parts
 from jaxckpt.ir import Phase
+from jaxckpt.machine import Target
 from tests.cost.test_epilogues import needs_gpu_target, spec
 from tests.graphs import Builder
 
@@ -43,6 +47,19 @@ def test_xla_makes_as_many_parts(rows, dtype):
     planner = Planner(step, spec(384, 128, dtype=dtype), spec(rows, 384, dtype=dtype), target="h200")
     shapes = [buffer.shape for buffer in planner.unplanned.memory.buffers]
     assert any(set(shape) >= {parts_of_sum(rows, (384, 128)), 384, 128} for shape in shapes)
+
+
+@needs_gpu_target
+@pytest.mark.parametrize(
+    "lengths",
+    [(256, 768, 256), (256, 768, 512), (256, 256, 2048), (64, 64, 512), (1024, 1024, 1024), (1024, 1024, 2048)],
+)
+def test_xla_makes_as_many_parts_of_short_sums(lengths):
+    rows, columns, contracted = lengths
+    specs = spec(rows, contracted), spec(contracted, columns)
+    compiled = lower_flat(lambda x, y: (jnp.sin(x) @ y,), specs, target=Target("h200")).compile()
+    written = re.findall(rf"f32\[(\d+),{rows},{columns}\]", compiled.executable.as_text())
+    assert max(map(int, written), default=1) == parts_of_sum(contracted, (rows, columns))
 
 
 @needs_gpu_target
