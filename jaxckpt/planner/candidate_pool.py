@@ -131,9 +131,11 @@ class CandidatePool:
     def default_slowdown(self) -> float:
         """Expected seconds over predicted ones for plans of a generator of which nothing was compiled.
 
-        The least ratio of all compiled plans, or 1 if even that plan is slower than the model can explain.
+        The least ratio of all compiled plans, or 1 if even that plan is slower than the model can explain. The step as
+        it is does not count, as above: in a chain of 16 layers it takes 640 us, with a barrier between layers 616.
         """
-        least = min(map(self.kernel_slowdown, self.compiled), default=1.0)
+        planned = (compiled for compiled in self.compiled if not is_unplanned(compiled.plan))
+        least = min(map(self.kernel_slowdown, planned), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
 
     @property
