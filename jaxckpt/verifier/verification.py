@@ -126,7 +126,7 @@ def difference(
     same = (one == other) | (np.isnan(wide_one) & np.isnan(wide_other))
     finite = np.isfinite(wide_one) & np.isfinite(wide_other)
     gap = np.abs(np.subtract(wide_other, wide_one, where=finite, out=np.zeros_like(wide_one)))
-    gap = np.where(~same & (gap == 0), 1.0, gap)  # of large integers, which floats do not tell apart
+    gap = np.where(~same & finite & (gap == 0), 1.0, gap)  # of large integers, which floats do not tell apart
     magnitude = np.abs(_finite(wide_one))
     share = np.divide(gap, magnitude, where=magnitude > 0, out=np.zeros_like(gap))
     return LeafDifference(

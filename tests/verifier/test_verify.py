@@ -249,3 +249,8 @@ def test_integers_that_floats_do_not_tell_apart_differ():
     one = np.array([2**53, 1], np.int64)
     found = difference("", one, one + np.array([1, 0]), Tolerance(relative=0.0, absolute=0.0))
     assert not found.ok and found.differing == 1
+
+
+def test_a_value_that_is_not_finite_has_no_gap():
+    found = difference("", np.float32([np.inf, 1.0]), np.float32([2.0, 1.0]), Tolerance(relative=0.0, absolute=0.0))
+    assert (found.differing, found.not_finite_differing, found.max_absolute, found.ok) == (1, 1, 0.0, False)
