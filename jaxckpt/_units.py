@@ -40,17 +40,17 @@ def parse_bytes(text: str, *, called: str = "parse_bytes") -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def budget_bytes(budget: str | int | float, *, baseline_bytes: int | None = None) -> int:
+def budget_bytes(budget: str | int | float, *, baseline_bytes: int | None = None, called: str = "budget") -> int:
     """Turns a budget as users give it into bytes per device, at least 1.
 
     A budget is a text (see `parse_bytes`), a number of bytes >= 1, or a fraction: a float in (0, 1], or a text like
-    "50%", of `baseline_bytes`, the step's footprint without rematerialisation.
+    "50%", of `baseline_bytes`, the step's footprint without rematerialisation. `called` is its name in an error.
 
     Example:
       >>> budget_bytes("2GiB"), budget_bytes(0.5, baseline_bytes=1000)
       (2147483648, 500)
     """
-    called = f"budget={budget!r}"
+    called = f"{called}={budget!r}"
     fraction = budget_fraction(budget)
     if fraction is not None:
         if baseline_bytes is None:

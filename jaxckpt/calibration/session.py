@@ -143,7 +143,8 @@ class _Session:
         try:
             yield from job()
         except Exception as error:  # whatever a backend says of a dtype or of memory; the next job may still do
-            self.failures.append(f"{name} ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+            said = next(iter(str(error).splitlines()), "")
+            self.failures.append(f"{name} ({type(error).__name__}: {said[:120]})")
 
     def _speeds(self) -> Speeds:
         try:

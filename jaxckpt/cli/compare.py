@@ -62,11 +62,12 @@ def _named(words: list[str]) -> dict[str, str]:
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
+        references = [word.removeprefix(f"{twice[0]}=") for word in words if _split(word)[0] == twice[0]]
         raise StepReferenceError(
             "jaxckpt compare: two versions have one name.",
             got=f"{', '.join(map(repr, twice))} more than once",
             needed="a name of its own for each version",
-            advice=f"jaxckpt compare before={twice[0]} after={twice[0]}",
+            advice=f"jaxckpt compare before={references[0]} after={references[1]}",
             reference=twice[0],
         )
     return dict(pairs)

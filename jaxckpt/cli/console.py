@@ -88,7 +88,9 @@ class Shell:
         elif sys.stdout.isatty():
             print_report(report, self.out, unfold=unfold)
         else:
-            sys.stdout.write(render_text(report, width=self.out.width, unfold=unfold))
+            text = render_text(report, width=self.out.width, unfold=unfold)
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
 
 
 def compiled_target(name: str) -> "Target":

@@ -147,7 +147,7 @@ def _cells(name: str, made: "Footprint", plan: "Plan | None" = None) -> Iterator
     if made.compile_s:
         yield "compile", format_seconds(made.compile_s)
     if made.step_s:
-        yield "step (est.)", format_seconds(made.step_s)
+        yield "step (est.)", format_seconds(made.estimated_step_s)
     if plan is not None:
         predicted = plan.predicted
         yield "budget", format_bytes(plan.budget_bytes or 0)

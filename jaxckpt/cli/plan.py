@@ -25,7 +25,7 @@ _ALLOW = (
     ' a loss head may run in pieces of rows, with "state" optimiser state may be in host memory.'
 )
 _CHECK = "A plan file: say whether it is still valid here, and what changed (exit code 3 if it is not)."
-_TARGET = "The machine to compile for; see jaxckpt targets.  [default: h200; with --check that of the plan]"
+_TARGET = "The machine to compile for; see jaxckpt targets (default: h200; with --check that of the plan)."
 
 
 def plan(

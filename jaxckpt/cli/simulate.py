@@ -50,7 +50,7 @@ def parse_ratios(text: str) -> tuple[float, ...]:
     """
     try:
         shares = _range(*map(float, text.split(":"))) if ":" in text else tuple(map(float, text.split(",")))
-    except (ValueError, TypeError, ZeroDivisionError):
+    except (ValueError, TypeError, ArithmeticError):
         shares = ()
     if not shares or not all(0 < share <= 1 for share in shares):
         raise BudgetError(

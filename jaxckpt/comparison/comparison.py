@@ -242,7 +242,7 @@ def _recomputed_runs(memory: MemoryMap) -> Counter[tuple[str, str, bool]]:
 
 
 def _frontier(footprints: Mapping[str, Footprint]) -> Iterator[str]:
-    places = {name: (each.total_bytes, each.step_s) for name, each in footprints.items() if each.step_s}
+    places = {name: (each.total_bytes, each.estimated_step_s) for name, each in footprints.items() if each.step_s}
     for name, place in places.items():
         if not any(_beats(other, place) for other in places.values()):
             yield name

@@ -319,12 +319,12 @@ def _follow(problem: Problem, policy: Policy) -> PolicyPlan:
 
 
 def _between(one: Footprint, other: Footprint) -> _Change:
-    bytes_change, step_s_change = one.total_bytes - other.total_bytes, one.step_s - other.step_s
+    bytes_change, step_s_change = one.total_bytes - other.total_bytes, one.estimated_step_s - other.estimated_step_s
     return _Change(
         bytes_change=bytes_change if abs(bytes_change) > _SAME * other.total_bytes else 0,
         host_bytes_change=one.host_bytes - other.host_bytes,
         flops_change=_flops(one) - _flops(other),
-        step_s_change=step_s_change if abs(step_s_change) > _SAME * other.step_s else 0.0,
+        step_s_change=step_s_change if abs(step_s_change) > _SAME * other.estimated_step_s else 0.0,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxckpt import _compat
-from jaxckpt._errors import TargetError
+from jaxckpt._errors import JaxckptError
 from jaxckpt.compiler.caveats import audit, caveats_of, constant_bytes
 from jaxckpt.compiler.compile_options import (
     AUTOTUNER,
@@ -31,7 +31,7 @@ from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.placement import memory_kind, mesh_of_target, place, place_sharding, target_mesh_of_step
 from jaxckpt.compiler.product_kernels import choose_products, product_options
-from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, parse_hlo, reconcile, spanning_collectives, step_s
+from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, parse_hlo, reconcile, spanning_collectives, stall_s, step_s
 from jaxckpt.hlo.program import HloProgram
 from jaxckpt.machine import Target
 
@@ -111,7 +111,7 @@ class LoweredStep:
 
     def _footprint(self, executable: jax.stages.Compiled, program: bytes | None, compile_s: float) -> Footprint:
         target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads
-        memory, seconds = None, 0.0
+        memory, seconds, waits_s = None, 0.0, 0.0
         problems: tuple[str, ...] = ()
         undonated: tuple[tuple[str, int], ...] = ()
         figures = _reported_figures(executable)
@@ -125,7 +125,7 @@ class LoweredStep:
                 spanning = spanning_collectives(module, executable.as_text() or "", devices_per_host)
                 memory = replace(memory, spanning=tuple(spanning))
             problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
-            seconds = step_s(memory, target.rates)
+            seconds, waits_s = step_s(memory, target.rates), stall_s(memory, target.rates)
             undonated = tuple(_undonated(memory, self.argument_paths, self.donated))
         text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
         figures["constant_bytes"] = constant_bytes(text)
@@ -141,6 +141,7 @@ class LoweredStep:
             caveats=(*caveats_of(text, target, figures), *problems),
             undonated=undonated,
             step_s=seconds,
+            stall_s=waits_s,
             memory=memory,
         )
 
@@ -226,10 +227,10 @@ def _jit_flat(
 
 @contextmanager
 def _explained(name: str, target: Target) -> Iterator[None]:
-    """Raises errors of jax and XLA as `CompileError`s; warnings made errors and `TargetError`s are left alone."""
+    """Raises errors of jax and XLA as `CompileError`s; warnings made errors and our own errors are left alone."""
     try:
         yield
-    except (Warning, TargetError):
+    except (Warning, JaxckptError):
         raise
     except Exception as error:
         raise compile_error(error, name=name, target=target) from error

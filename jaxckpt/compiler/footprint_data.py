@@ -55,7 +55,8 @@ class Footprint(Shown):
       compiler_options: XLA options that were set, as pairs.
       caveats: Sentences on memory that these figures do not include, and on sums that do not reconcile.
       undonated: Donated arguments that no result takes over: pairs of path and bytes.
-      step_s: Estimated seconds of one step by roofline on the target; 0 if the program was not read.
+      step_s: Estimated seconds of one step's kernels by roofline on the target; 0 if the program was not read.
+      stall_s: Estimated seconds for which kernels wait for copies between device and host.
       memory: The memory map: buffers and kernels; None if it was not read. Comparisons and `to_dict` leave it out.
 
     Example:
@@ -88,6 +89,7 @@ class Footprint(Shown):
     caveats: tuple[str, ...] = ()
     undonated: tuple[tuple[str, int], ...] = ()
     step_s: float = 0.0
+    stall_s: float = 0.0
     memory: MemoryMap | None = field(default=None, compare=False, repr=False)
 
     def with_memory(self, memory: MemoryMap | None) -> "Footprint":
@@ -119,6 +121,11 @@ class Footprint(Shown):
         """
         rows = () if self.memory is None else _buffer_rows(self.memory)
         return frame_of_rows(rows, columns=(*_OF_BUFFER, "use", "space", "at_peak"), called="Footprint.to_frame")
+
+    @property
+    def estimated_step_s(self) -> float:
+        """Estimated seconds of one step, waits for copies included; 0 if the program was not read."""
+        return self.step_s + self.stall_s
 
     @property
     def program_bytes(self) -> int:

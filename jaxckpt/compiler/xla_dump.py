@@ -20,7 +20,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler.footprint_data import Footprint
-from jaxckpt.hlo import MemoryMap, Space, Use, memory_from_hlo, step_s
+from jaxckpt.hlo import MemoryMap, Space, Use, memory_from_hlo, stall_s, step_s
 from jaxckpt.hlo.schema import Hlo, Message
 from jaxckpt.machine import Target
 
@@ -166,6 +166,7 @@ def _footprint(memory: MemoryMap, target: Target | str | None, caveats: tuple[st
         target="" if target is None else target.name,
         caveats=caveats,
         step_s=0.0 if target is None else step_s(memory, target.rates),
+        stall_s=0.0 if target is None else stall_s(memory, target.rates),
         memory=memory,
     )
 

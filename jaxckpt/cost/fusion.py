@@ -10,15 +10,19 @@ counted equation by equation. These rules mark the values that are materialised,
    random bits draws them, by Threefry. A matrix product applies by itself what was done to each element of one array
    and of broadcast arguments (relu, tanh, a scale, a bias).
 2. Results of the step are in memory, and what passes a barrier.
-3. A value with several readers is in memory where reading its sources again costs more traffic than writing it once and
-   reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F. A residual stream `x +
-   f(x)` is; a cast, a bias or an activation of one large source is not. A value of many instructions an element (tanh,
-   erfc) is in memory where several kernels read it, unless they hold rows, or are merged into one kernel; `erf` is one
-   instruction. A matrix product that applies the op itself (rule 1) does not count as a reader; it does so unless
-   another product has computed the op's operand. A polynomial such as `erfc` that is computed in float32 of a narrower
-   product with several axes of rows has its operand in memory besides, unless a barrier stands between. A gather that
-   picks each element of its table k times reads it as k kernels do: the nodes of a graph with many edges are in memory,
-   not the messages.
+3. A value with several readers is in memory where reading its sources again costs more than writing it once, by a
+   kernel of its own, and reading it back: with k readers, source bytes F, own bytes B and, in the body of a loop, the
+   bytes L that memory moves while a kernel starts, if F + B + (k - 1) B + L <= k F. A residual stream `x + f(x)` is; a
+   cast, a bias or an activation of one large source is not, and small arrays, as in the cells of recurrent nets, hardly
+   ever are. A kernel that reads a part of a value counts as such a part of a reader. A value of many instructions an
+   element (tanh, erfc) has sources larger by what memory moves meanwhile: it is in memory where several kernels read
+   it, unless they hold rows, or are merged into one kernel; `erf` is one instruction. A matrix product that applies the
+   op itself (rule 1) does not count as a reader; it does so unless another product has computed the op's operand. A
+   polynomial such as `erfc` that is computed in float32 of a narrower product with several axes of rows has its operand
+   in memory besides, unless a barrier stands between. A gather that picks each element of its table k times reads it as
+   k kernels do: the nodes of a graph with many edges are in memory, not the messages. The parts of a product
+   (`padding`) are sources of their sum: in the body of a loop either the parts are in memory, and all readers add them
+   up, or the sum is.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
    unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
    that are added to `a` the second.
@@ -31,8 +35,8 @@ counted equation by equation. These rules mark the values that are materialised,
    and what reduces them or their gradient is a pass of its own. The mean of a layer norm, a variance that is computed
    with this mean, and the sums of their gradients are fused into every kernel that reads them: it has the rows anyway.
    A variance by the mean of the squares is written for the backward pass, and so is the mean. A kernel that holds rows
-   adds up no columns: the gradient of a scale reads what such a kernel wrote. It draws no random bits either
-   (`masked_rows`).
+   adds up no columns: the gradient of a scale reads what such a kernel wrote. Some ops it does not compute, and of rows
+   that are cut it is not part (`row_kernels`). Which reductions are fused is decided as if loops were unrolled.
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
    one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).
@@ -42,9 +46,9 @@ counted equation by equation. These rules mark the values that are materialised,
    transposition of rows and columns is one, too, since the product can exchange its operands. The op's other operands
    are arguments, values that passed a barrier, broadcasts of these, and results of other products: XLA fuses matrix
    products before anything else, one after the other: of two with epilogues whose results are added, the last one adds
-   them. A product of few tiles has no epilogue: its sum is split instead. Behind a product of
-   several batch axes, of which XLA makes one, an epilogue ends before an operand that is repeated over the result: a
-   scale, a bias, a mask. jax 0.10.2 goes on there.
+   them. A product that is summed in parts has no epilogue, and neither has one that is merged with others
+   (`merged_products`). Behind a product of several batch axes, of which XLA makes one, an epilogue ends before an
+   operand that is repeated over the result: a scale, a bias, a mask. jax 0.10.2 goes on there.
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
    result at most a constant factor, the addition of a bias or of another matrix, and a relu. XLA splits the kernel that
    it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a
@@ -91,7 +95,7 @@ class Fusion:
 
     Attributes:
       rules: Hold for any plan.
-      materialised: Values that some kernel writes to memory.
+      materialised: Values that some kernel writes to memory, small ones too if a kernel started at once.
       optional: Forward values inside a kernel that are smaller than their sources.
       inside_products: Values that a matrix product computes on the way to what it writes.
       argument_derived: Values made of arguments and constants by views and elementwise ops alone: casts of parameters,
@@ -113,7 +117,9 @@ def fuse(graph: Graph, rates: Rates | None = None) -> Fusion:
     Without rates no matrix product is a library's (rule 9).
     """
     rules = fusion_rules(graph, rates)
-    analysis, _ = _run(rules, graph.ops, graph.outputs)
+    # As if kernels started at once: plans may save small arrays, too, though each kernel computes them by itself.
+    quick = replace(rules, storing=replace(rules.storing, launch_bytes=0.0))
+    analysis, _ = _run(quick, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)
     unwritten = {v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes} - materialised - derived
     return Fusion(
@@ -143,8 +149,8 @@ def fusion_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     rules = _with_folded(rules, forward)
     folded_if_unread = rules.rows.folded
     held = frozenset(_run(rules, forward, ())[0].rows.inside)
-    expensive = frozenset(op for op in rules.expensive if held.isdisjoint(graph.ops[op].writes))
-    rules = _with_folded(replace(rules, expensive=expensive), graph.ops)
+    expensive = {op: size for op, size in rules.storing.expensive.items() if held.isdisjoint(graph.ops[op].writes)}
+    rules = _with_folded(replace(rules, storing=replace(rules.storing, expensive=expensive)), graph.ops)
     recomputed = _with_folded(rules, graph.ops, read_by_forward=False).rows.folded
     return replace(
         rules,
@@ -170,7 +176,7 @@ def _with_folded(rules: FusionRules, ops: Sequence[Op], *, read_by_forward: bool
         rules = replace(rules, rows=replace(rules.rows, folded=folded, folded_if_unread=folded))
         if not folded:
             return rules
-        analysis, reads = _run(rules, ops, rules.graph.outputs)
+        analysis, reads = _run(rules, ops, rules.graph.outputs, is_unrolled=True)
         held = frozenset(op for op in folded if _holds(rules, op, analysis, reads, read_by_forward=read_by_forward))
         if held == folded:
             return rules
@@ -178,12 +184,12 @@ def _with_folded(rules: FusionRules, ops: Sequence[Op], *, read_by_forward: bool
 
 
 def _run(
-    rules: FusionRules, ops: Sequence[Op], outputs: Sequence[int]
+    rules: FusionRules, ops: Sequence[Op], outputs: Sequence[int], *, is_unrolled: bool = False
 ) -> tuple[FusionAnalysis, Mapping[int, SourceBytes]]:
     """The analysis of some ops, run as they are, and what each of their kernels reads."""
     runs = rules.graph.once(unchanged_runs)
     steps = [runs[op.id] for op in ops]
-    analysis = FusionAnalysis(rules, steps, range(len(rules.graph.values)), outputs)
+    analysis = FusionAnalysis(rules, steps, range(len(rules.graph.values)), outputs, is_unrolled=is_unrolled)
     return analysis, {step.op: analysis.run(step) for step in analysis.joined.steps if isinstance(step, Run)}
 
 
@@ -205,8 +211,10 @@ def _holds(
     large = _large(reads[op])
     if not large or result in analysis.materialised:
         return False
-    readers = [producer for written in analysis.readers[result] if (producer := graph.producer[written]) is not None]
-    if len(readers) < len(analysis.readers[result]):
+    readers = [
+        producer for written in analysis.readers.kernels[result] if (producer := graph.producer[written]) is not None
+    ]
+    if len(readers) < len(analysis.readers.kernels[result]):
         return False
     may_read_more = graph.ops[op].primitive == "reduce_max" or op in rules.rows.statistics
     if not read_by_forward and op not in rules.after_forward:

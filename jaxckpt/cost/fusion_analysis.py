@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
-from jaxckpt.cost.masked_rows import MaskedRows
+from jaxckpt.cost.row_kernels import RowKernels
 from jaxckpt.ir import Graph, Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
@@ -55,11 +55,30 @@ class HeldRows:
       figures: Results of the reductions in these kernels, and what is computed of those row by row.
       inside: Instances so far that such a kernel computes and does not write.
       added_up: Instances whose columns are added up.
+      cut: Instances with which rows end, where several kernels go on with parts of each row.
     """
 
     figures: set[int] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     added_up: set[int] = field(default_factory=set)
+    cut: set[int] = field(default_factory=set)
+
+
+class Readers(NamedTuple):
+    """The kernels that read each instance.
+
+    Attributes:
+      kernels: For every instance the kernels, as what they write, up to `_MANY`.
+      shares: For every instance the shares of it that kernels read, added up; None where no op reads a share.
+    """
+
+    kernels: Sequence[frozenset[int]]
+    shares: Sequence[float] | None
+
+    def times(self, instance: int) -> float:
+        """How many kernels read an instance; those that read parts of it count as much as they read."""
+        kernels = len(self.kernels[instance])
+        return kernels if self.shares is None else min(kernels, max(1.0, self.shares[instance]))
 
 
 class JoinedOperands(NamedTuple):
@@ -100,8 +119,9 @@ class FusionAnalysis:
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it. Random bits that their reader draws
         are sources too, though not in memory: drawing them again is worth as much to rule 3 as reading them.
-      readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
+      readers: The kernels that read each instance.
       picks: For every table of gathers that pick each element several times how many times they do.
+      parts: For each product whose parts are in memory, and not their sum, how many there are.
       siblings: Expensive instances whose readers are one kernel, each with what that kernel writes.
       epilogue_ends: Instances that products write behind elementwise ops.
       library_results: Instances that a library writes itself, with a bias or a relu or without.
@@ -110,7 +130,13 @@ class FusionAnalysis:
     """
 
     def __init__(
-        self, rules: FusionRules, steps: Sequence[ScheduleStep], origin: Sequence[int], outputs: Sequence[int]
+        self,
+        rules: FusionRules,
+        steps: Sequence[ScheduleStep],
+        origin: Sequence[int],
+        outputs: Sequence[int],
+        *,
+        is_unrolled: bool = False,
     ):
         graph = rules.graph
         self.rules = rules
@@ -120,10 +146,11 @@ class FusionAnalysis:
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.rows = HeldRows()
         self.picks: dict[int, int] = {}
+        self.parts: dict[int, int] = {}
         self.library_results = set[int]()
         self.epilogue_ends, self.inside_products = self._epilogues(steps, outputs)
-        self._loop: dict[int, int | None] = {}
-        """For every instance the loop in whose body a step writes it; empty where the graph has no loops."""
+        self._loop: dict[int, int | None] | None = {} if graph.loops and not is_unrolled else None
+        """For every instance the loop in whose body a step writes it; None where there are no loops."""
         applied = self._materialise_required(steps, origin)
         self.sources: list[SourceBytes] = [{}] * len(self.size_bytes)
         for v in (*graph.inputs, *graph.constants):
@@ -136,16 +163,18 @@ class FusionAnalysis:
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         op, materialised, sources, read = step.op, self.materialised, self.sources, step.reads
         reads = self.merged_sources(read) if len(read) > 1 else sources[read[0]] if read else {}
+        if (parts_bytes := self.rules.storing.parts_bytes.get(op)) is not None:
+            self._place_parts(step.writes[0], parts_bytes)
         if op in self.rules.partial_reads or op in self.rules.gathers:
             reads = self._read_part(step, reads)
         splits = len(step.writes) > 1 and op in self.rules.partial_reads
         for instance in step.writes:
-            own = _at_most(self.size_bytes[instance], reads) if splits else reads
+            own = self._at_most(self.size_bytes[instance], reads) if splits else reads
             if instance not in materialised:
                 is_added_up = instance in self.rows.added_up and self.holds_rows(step)
-                has_readers = len(self.readers[instance]) > 1 or instance in self.picks
+                has_readers = len(self.readers.kernels[instance]) > 1 or instance in self.picks
                 is_inside = not has_readers or instance in self.siblings
-                if not is_added_up and (is_inside or not self._is_cheaper_stored(op, instance, own)):
+                if not is_added_up and (is_inside or not self._is_cheaper_stored(step, instance, own)):
                     sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else own
                     is_folded = instance in self.rows.figures and op in self.rules.rows.row_reductions
                     if is_folded or self.holds_rows(step):
@@ -155,25 +184,47 @@ class FusionAnalysis:
             sources[instance] = {instance: self.size_bytes[instance]}
         return reads
 
+    def _place_parts(self, product: int, parts_bytes: int) -> None:
+        """Rule 3: keeps the parts of a product in memory, where its readers add them up.
+
+        Where its sum must be in memory, or is cheaper there, a kernel of its own adds up the parts.
+        """
+        if product in self.materialised:
+            return
+        self.materialised.add(product)
+        kernels = min(_MANY, self.readers.times(product))
+        if self.size_bytes[product] * kernels + self.rules.storing.launch_bytes > (kernels - 1) * parts_bytes:
+            self.parts[product] = parts_bytes // self.size_bytes[product]
+            self.size_bytes[product] = parts_bytes
+
     def holds_rows(self, step: Run) -> bool:
         """True if row reductions are fused into the kernel of a step."""
         return bool(self.rows.inside) and not self.rows.inside.isdisjoint(step.reads)
 
-    def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
-        """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
-        kernels = min(_MANY, len(self.readers[instance]) + self.picks.get(instance, 0))
+    def _is_cheaper_stored(self, step: Run, instance: int, reads: SourceBytes) -> bool:
+        """Rule 3: F + B + (k - 1) B + L <= k F, which is k B + L <= (k - 1) F."""
+        storing, op = self.rules.storing, step.op
         if op in self.rules.never_materialised or instance in self.rows.figures:
             return False
-        is_expensive = bool(reads) and op in self.rules.expensive
-        return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
+        kernels = min(_MANY, self.readers.times(instance) + self.picks.get(instance, 0))
+        source_bytes = float(sum(reads.values()))
+        if op in storing.expensive and reads:
+            source_bytes = max(source_bytes, storing.expensive[op])
+        launch_bytes = 0.0 if step.loop is None else storing.launch_bytes
+        return self.size_bytes[instance] * kernels + launch_bytes <= (kernels - 1) * source_bytes
 
     def _read_part(self, step: Run, reads: SourceBytes) -> SourceBytes:
         """Of the sources of what a gather or a slice reads, the part of a table or an array that is read."""
         written_bytes = sum(self.size_bytes[i] for i in step.writes)
         if step.op not in self.rules.gathers:
-            return _at_most(written_bytes, reads)
+            return self._at_most(written_bytes, reads)
         table, share = self.sources[step.reads[0]], written_bytes / max(1, self.size_bytes[step.reads[0]])
         return {value: int(share * size) if value in table else size for value, size in reads.items()}
+
+    def _at_most(self, most_bytes: int, reads: SourceBytes) -> SourceBytes:
+        """The same sources, so many bytes of each at most; of a product in parts so many of each part."""
+        parts = self.parts
+        return {source: min(size, most_bytes * parts.get(source, 1)) for source, size in reads.items()}
 
     def merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
@@ -197,13 +248,14 @@ class FusionAnalysis:
         loaded = list(shown)
         self.materialised.update(self.epilogue_ends)
         read_later, read_by_clones = self._read_after_forward(steps), self._read_by_clones(steps)
-        has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
+        has_loops, needed_operands = self._loop is not None, rules.needed_operands
         views, loaded_operands, dots = rules.same_size_views, rules.products.loaded_operands, rules.products.dots
         has_joined, passed, applied = bool(self.joined.operands), set[int](), set[int]()
         figures, products = self.rows.figures, set[int]()
         library = rules.products.library
-        has_masks = bool(rules.draws and rules.rows.row_reductions)
-        masked_rows = MaskedRows(rules, steps, origin, figures) if has_masks else None
+        rows = rules.rows
+        ends_rows = bool(rows.row_reductions and (rules.draws or rows.foreign or rows.cuts or has_loops))
+        row_kernels = RowKernels(rules, steps, origin, figures, self._loop) if ends_rows else None
         for step in steps:
             if has_loops:
                 self._materialise_across_loops(step, shown)
@@ -215,7 +267,7 @@ class FusionAnalysis:
             op = step.op
             if op in loaded_operands and step.writes[0] not in self.epilogue_ends:
                 source = loaded[step.reads[loaded_operands[op]]]
-                if op not in rules.expensive:
+                if op not in rules.storing.expensive:
                     loaded[step.writes[0]] = source
                 elif source not in products:
                     loaded[step.writes[0]] = source
@@ -231,10 +283,10 @@ class FusionAnalysis:
                     applied.update(step.writes)
             else:
                 self._materialise_results(step, read_later, read_by_clones)
-            if op in rules.rows.column_reductions:
+            if op in rows.column_reductions:
                 self.rows.added_up.update(shown[i] for i in step.reads)
-            if masked_rows is not None:
-                self.materialised.update(masked_rows.written(step, self.materialised))
+            if row_kernels is not None:
+                self.materialised.update(row_kernels.written(step, self.materialised))
             if op in rules.gathers:
                 self._count_picks(step, shown[step.reads[0]])
             if op in dots or op in library:
@@ -244,8 +296,9 @@ class FusionAnalysis:
                 if has_joined and (joined := self.joined.of(step)) is not None:
                     self.materialised.update(needed[i] for i in joined.others)
                     self.materialised.update(loaded[i] for i in joined.parts)
-                elif op not in rules.expensive or passed.isdisjoint(loaded[i] for i in step.reads):
+                elif op not in rules.storing.expensive or passed.isdisjoint(loaded[i] for i in step.reads):
                     self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
+        self.rows.cut = set() if row_kernels is None else row_kernels.cut
         return applied
 
     def _epilogues(self, steps: Sequence[ScheduleStep], outputs: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -280,8 +333,8 @@ class FusionAnalysis:
         """Operands that elementwise ops computed; results of products with which nothing is fused so far."""
         of_products = set[int]()
         """Results of products, and of elementwise ops behind these."""
-        batched = set[int]()
-        """Results of products with several batch axes."""
+        batched, small = set[int](), set[int]()
+        """Results of products with several batch axes; of those of few tiles."""
         fused: dict[int, _FusedProduct] = {}
         """By its result what is fused so far with a product that a library may compute."""
         shown_bytes: dict[int, int] = {}
@@ -289,7 +342,7 @@ class FusionAnalysis:
         for step in reversed(needed):
             if isinstance(step, Run) and step.op in loaded_operands:
                 source = step.reads[loaded_operands[step.op]]
-                if step.op not in rules.expensive or source not in of_products:
+                if step.op not in rules.storing.expensive or source not in of_products:
                     applied.update(step.writes)
                 if source in of_products:
                     of_products.update(step.writes)
@@ -304,6 +357,8 @@ class FusionAnalysis:
                 written[step.writes[0]] = len(written), step.loop
                 if step.op in several_batch_axes:
                     batched.add(step.writes[0])
+                if not products[step.op]:
+                    small.add(step.writes[0])
                 if step.op in library:
                     fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
                 elif step.op in plain and applied.isdisjoint(step.reads) and self.joined.of(step) is None:
@@ -316,12 +371,16 @@ class FusionAnalysis:
                 result = lone[0] if lone else None
                 if len(lone) > 1 and result in ends:  # XLA fuses one product after the other, the last one with both
                     result = max(lone, key=written.__getitem__)
-                if result in batched and step.op in repeating:
+                if (result in batched and step.op in repeating) or (
+                    result in small and step.op not in library_epilogues
+                ):
                     continue
                 if result is not None and all(i == result or i in passed or i in written for i in step.reads):
                     written[step.writes[0]] = written.pop(result)
                     if result in batched:
                         batched.update(step.writes)
+                    if result in small:
+                        small.update(step.writes)
                     if step.op in library_epilogues:
                         plain_results.update(step.writes if result in plain_results else ())
                     plain_results.discard(result)
@@ -353,6 +412,8 @@ class FusionAnalysis:
             where.add(step.writes[0])
         elif step.op in self.rules.products.with_epilogues and step.writes[0] in self.inside_products:
             return
+        elif step.loop is not None and step.op in self.rules.storing.parts_bytes:
+            return  # `_place_parts` decides
         elif step.op in self.rules.writes_memory or self._stores_exponentials(step, read_later):
             self.materialised.update(step.writes)
         elif self._computes_figures(step):
@@ -380,6 +441,7 @@ class FusionAnalysis:
 
     def _materialise_across_loops(self, step: ScheduleStep, shown: Sequence[int]) -> None:
         """Rule 7: an instance of an inner loop is stacked as it is read, one of an outer level as its views show it."""
+        assert self._loop is not None
         self._loop.update(dict.fromkeys(step.writes, step.loop))
         around = self.rules.graph.path(step.loop)
         for instance in step.reads:
@@ -429,24 +491,27 @@ class FusionAnalysis:
         A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
         become siblings, and XLA then stores what both read: `tanh` of a gelu behind a bias is in memory.
         """
-        expensive, graph = self.rules.expensive, self.rules.graph
+        expensive, graph = self.rules.storing.expensive, self.rules.graph
         run = (step for step in steps if isinstance(step, Run) and step.op in expensive)
         merged = [step for step in run if step.is_clone or self.materialised.isdisjoint(step.reads)]
-        several = {i: self.readers[i] for step in merged for i in step.writes if 1 < len(self.readers[i]) < _MANY}
+        kernels = self.readers.kernels
+        several = {i: kernels[i] for step in merged for i in step.writes if 1 < len(kernels[i]) < _MANY}
         if not several:
             return {}
         # Only outside of loops: no compiled body was looked at.
         reduced = reduction_operands(graph, (step for step in steps if step.loop is None))
-        several = {i: kernels for i, kernels in several.items() if reduced.isdisjoint(kernels)}
+        several = {i: reading for i, reading in several.items() if reduced.isdisjoint(reading)}
         independent = _independent(steps, set(several.values()))
-        siblings = {instance: kernels for instance, kernels in several.items() if kernels in independent}
+        siblings = {instance: reading for instance, reading in several.items() if reading in independent}
         for step in merged:
             if not siblings.keys().isdisjoint(step.writes):
                 self.materialised.difference_update(step.reads[p] for p in self.rules.needed_operands[step.op])
         return siblings
 
-    def _reading_kernels(self, steps: Sequence[ScheduleStep], applied: set[int]) -> list[frozenset[int]]:
-        """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
+    def _reading_kernels(self, steps: Sequence[ScheduleStep], applied: set[int]) -> Readers:
+        """The readers of each instance if only what must be is in memory, up to `_MANY`.
+
+        Adds to what must be in memory rows of which several kernels read parts.
 
         Instances that are in memory have none here: rule 3 is for others. Those in `applied` have no matrix products
         here that compute them.
@@ -454,21 +519,30 @@ class FusionAnalysis:
         # One function: it runs for every step of every replay, and a call costs more than a branch.
         nothing: frozenset[int] = frozenset()
         materialised, gathers, dots = self.materialised, self.rules.gathers, self.rules.products.dots
-        kernels = [nothing] * len(self.size_bytes)
+        slices, parts_bytes, cut = self.rules.partial_reads - gathers, self.rules.storing.parts_bytes, self.rows.cut
+        size_bytes, kernels = self.size_bytes, [nothing] * len(self.size_bytes)
+        shares = [0.0] * len(size_bytes) if slices else None
         for step in reversed(steps):
-            writing = nothing
+            writing, share = nothing, 0.0
+            op = step.op if isinstance(step, Run) else None
             for instance in step.writes:
-                is_written = instance in materialised or instance in self.picks
+                if instance in cut and len(kernels[instance]) > 1:
+                    materialised.add(instance)
+                is_written = instance in materialised or instance in self.picks or op in parts_bytes
                 own = frozenset((instance,)) if is_written else kernels[instance]
                 writing = writing | own if writing else own
-            is_gather = isinstance(step, Run) and step.op in gathers
-            applies = bool(applied) and isinstance(step, Run) and step.op in dots
-            for instance in step.reads[1:] if is_gather else step.reads:  # of a table next to nothing is read
+                if shares is not None:
+                    part = size_bytes[instance] / max(1, size_bytes[step.reads[0]]) if op in slices else 1.0
+                    share += part if is_written else part * shares[instance]
+            applies = bool(applied) and op in dots
+            for instance in step.reads[1:] if op in gathers else step.reads:  # of a table next to nothing is read
                 if applies and instance in applied:
                     continue
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
-        return kernels
+                if shares is not None:
+                    shares[instance] += share
+        return Readers(kernels, shares)
 
 
 def reduction_operands(graph: Graph, steps: Iterable[ScheduleStep]) -> frozenset[int]:
@@ -509,11 +583,6 @@ def _read_by_parts(rules: FusionRules, steps: Sequence[ScheduleStep]) -> JoinedS
                 joined[step.writes[0]] = JoinedOperands(others, read, copy_bytes)
                 found[at] = replace(step, reads=(*others, *read))
     return JoinedSteps(found, joined)
-
-
-def _at_most(most_bytes: int, reads: SourceBytes) -> SourceBytes:
-    """The same sources, so many bytes of each at most."""
-    return {source: min(read_bytes, most_bytes) for source, read_bytes in reads.items()}
 
 
 def _independent(steps: Sequence[ScheduleStep], groups: Collection[frozenset[int]]) -> Collection[frozenset[int]]:

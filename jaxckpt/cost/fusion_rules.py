@@ -7,10 +7,11 @@ What is in memory under a plan also depends on who reads what: `fusion_analysis`
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
+from math import inf, prod
 from operator import mul
 
-from jaxckpt.cost.padding import number_of_parts, sums_padded_parts
+from jaxckpt.cost.merged_products import merged_products
+from jaxckpt.cost.padding import is_batched, number_of_parts, parts_bytes, sums_padded_parts
 from jaxckpt.cost.rates import Rates, is_threefry_draw
 from jaxckpt.ir import Graph, Kind, Op, Phase, Trait
 from jaxckpt.ir.regions import CARRY, SLICE
@@ -30,13 +31,16 @@ from jaxckpt.schedule.layout import (
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
 _WRITES_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE, Kind.BARRIER})
 _LOOPS = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.REDUCTION})
-_EXPENSIVE = frozenset(
-    {
-        "tanh", "erfc", "erf_inv", "log1p", "sin", "cos", "tan", "pow", "cbrt", "atan2", "acos", "asin", "atan",
-        "lgamma", "digamma",
-    }
-)  # fmt: skip
-"""Elementwise ops that compilers do not run twice to save a write, but for matrix products; an exponential they do."""
+_EXPENSIVE = {
+    **dict.fromkeys(("tanh", "pow", "atan2", "atan", "erf_inv"), 260.0),
+    **dict.fromkeys(("sin", "cos", "erfc", "lgamma", "digamma"), 700.0),
+}
+"""Elementwise ops of so many FLOPs that compilers do not run them twice to save a write, but for matrix products and
+where arrays are small. FLOPs an element: with these XLA computes `tanh` twice for 2**18 elements and two kernels, and
+writes it for 2**20, or for three kernels; `sin` twice for 2**16, and not for 2**18. It computes an exponential, a
+logarithm and a division as often as they are read, whatever their size (jax 0.10.2 and 0.12.0.1)."""
+_LAUNCH_S = 1e-6
+"""Seconds that XLA counts for the start of a kernel when it decides what to fuse (`kKernelLaunchOverhead`)."""
 _POLYNOMIALS = frozenset({"erfc", "erf_inv", "lgamma", "digamma"})
 """Ops that become a polynomial in float32; their operand is used at many places of it."""
 _EPILOGUE = frozenset(
@@ -50,8 +54,8 @@ _EPILOGUE = frozenset(
 _MOST_GROWTH_BYTES = 1024
 """An op whose result is larger than its operands by more than this stays out of the product's kernel, as in XLA."""
 _TILES_ELEMENTS = 128 * 128 * 128
-"""Results of fewer elements than this, 128 tiles of a usual size, do not keep a device busy: compilers split such a
-product along the axis that it sums over, and add the parts up in another kernel, which its readers join."""
+"""A product of fewer elements than this, 128 tiles of a usual size, goes on with nothing. In the body of a loop, where
+it counts as often as the loop iterates, one without a batch goes on with a bias or the sum of gradients."""
 _JOINED_LENGTH = 64
 """The kernel of a product reads a concatenation in tiles: each part has a multiple of so many elements (XLA's
 `kMinConcatFragmentSize`)."""
@@ -59,6 +63,8 @@ _ROWS_LENGTH = 16
 """It reads rows in tiles too. With three axes of rows, of which the last has 16 elements, XLA joins (jax 0.12.0.1), and
 with 20 it does not."""
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
+_NOT_OF_ROWS = frozenset({"dynamic_slice", SLICE, "concatenate"})
+"""Ops that a kernel that holds rows does not compute: it is made of tiles."""
 _KEEPS_VALUE = frozenset({"max", "min"})
 """Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
 _LONGEST_ROW = 2**16
@@ -86,6 +92,8 @@ class RowRules:
       separate_reductions: Reductions of stored exponentials, which are passes of their own.
       statistics: Sums of layer norms, the mean and the variance, and of their gradients.
       column_reductions: Reductions over other axes, which no kernel that holds rows computes.
+      cuts: Slices that take a part of each row.
+      foreign: Ops that no kernel that holds rows computes (`row_kernels`).
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
       folded_in_backward: Those that are fused where they are recomputed and only a backward pass reads their results.
@@ -98,6 +106,8 @@ class RowRules:
     separate_reductions: Ops
     statistics: Ops
     column_reductions: Ops
+    cuts: Ops
+    foreign: Ops
     folded: Ops = frozenset()
     folded_if_unread: Ops = frozenset()
     folded_in_backward: Ops = frozenset()
@@ -117,7 +127,8 @@ class ProductRules:
       loaded_operands: For each op that they apply there the position of its operand that is no broadcast.
       only_for_products: Elementwise ops whose result nothing but products read.
       joined: For each product that takes in concatenations, whose parts its kernel reads, the concatenations.
-      with_epilogues: Products that may go on with their result before they write it.
+      with_epilogues: Products that may go on with their result before they write it; False for those of few tiles,
+        which apply only what a library does.
       epilogues: Ops that they may apply to it.
       several_batch_axes: Products whose epilogue ends before an op of `repeating`.
       repeating: Elementwise ops with an operand that is repeated over the result: a constant, a bias, a mask.
@@ -134,7 +145,7 @@ class ProductRules:
     loaded_operands: Mapping[int, int]
     only_for_products: Ops
     joined: Mapping[int, Ops]
-    with_epilogues: Ops
+    with_epilogues: Mapping[int, bool]
     epilogues: Ops
     several_batch_axes: Ops
     repeating: Ops
@@ -146,6 +157,22 @@ class ProductRules:
     def concatenations(self) -> Ops:
         """Those of `joined`."""
         return frozenset[int]().union(*self.joined.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoringCosts:
+    """Rule 3: bytes that memory could move instead.
+
+    Attributes:
+      expensive: For each forward op of many instructions an element those while it is computed; a polynomial has
+        `needed_operands`.
+      launch_bytes: Those while a kernel starts.
+      parts_bytes: For each product that is summed in parts (`padding`) the bytes of all parts.
+    """
+
+    expensive: Mapping[int, float]
+    launch_bytes: float
+    parts_bytes: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +189,7 @@ class FusionRules:
       draws: Rule 1: draws of random bits, by Threefry, whose only reader is elementwise.
       gathers: Rule 1: ops that read each element as often as they pick it.
       partial_reads: Rule 1: slices, which read only as much as they write.
-      expensive: Rule 3: forward ops of many instructions an element; a polynomial has `needed_operands`.
+      storing: Rule 3: what it costs to compute a value again, and to store it.
       never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
       loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
     """
@@ -178,7 +205,7 @@ class FusionRules:
     draws: Ops
     gathers: Ops
     partial_reads: Ops
-    expensive: Ops
+    storing: StoringCosts
     never_materialised: Ops
     loops: Ops
 
@@ -225,7 +252,11 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),
             joined=joined,
-            with_epilogues=ops(lambda op: _has_epilogue(graph, op)) - own_kernels,
+            with_epilogues={
+                op.id: graph.elements(op.writes[0]) >= _TILES_ELEMENTS
+                for op in graph.ops
+                if op.id not in own_kernels and _has_epilogue(graph, op)
+            },
             epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
             repeating=ops(lambda op: _repeats_operand(graph, op)),
@@ -237,10 +268,26 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         draws=draws,
         gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
-        expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
+        storing=StoringCosts(
+            expensive={op.id: _expense_bytes(graph, op, rates) for op in graph.ops if _is_expensive(op)},
+            launch_bytes=0.0 if rates is None else _LAUNCH_S * rates.memory_bandwidth_bytes_per_s,
+            parts_bytes={op.id: size for op in graph.ops if (size := parts_bytes(graph, op))},
+        ),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - written_views | fused_scatters,
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels.union(*joined.values()),
     )
+
+
+def _is_expensive(op: Op) -> bool:
+    return op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD
+
+
+def _expense_bytes(graph: Graph, op: Op, rates: Rates | None) -> float:
+    """Rule 3: the bytes that memory moves while an expensive op is computed; without rates, no number is as large."""
+    if rates is None:
+        return inf
+    seconds = _EXPENSIVE[op.primitive] * max(map(graph.elements, op.writes)) / rates.vector_flops_per_s
+    return seconds * rates.memory_bandwidth_bytes_per_s
 
 
 def _is_draw(graph: Graph, op: Op) -> bool:
@@ -286,9 +333,11 @@ def _sole_views(graph: Graph, value: int) -> Iterator[Op]:
 
 
 def _has_epilogue(graph: Graph, op: Op) -> bool:
-    """True for a product whose kernel may go on with its result."""
-    is_product = is_matrix_product(op) and not op.effects and not op.exchange_bytes
-    return is_product and graph.elements(op.writes[0]) >= _TILES_ELEMENTS
+    """True for a product whose kernel may go on with its result: it is complete, and of this product alone."""
+    if not is_matrix_product(op) or op.effects or op.exchange_bytes or op.id in graph.once(merged_products):
+        return False
+    is_large = graph.elements(op.writes[0]) >= _TILES_ELEMENTS
+    return number_of_parts(graph, op) == 1 and (is_large or (op.loop is not None and not is_batched(graph, op)))
 
 
 def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
@@ -463,7 +512,17 @@ def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
         separate_reductions=_reductions_of(graph, exponentials),
         statistics=statistics,
         column_reductions=frozenset(op.id for op in reductions).difference(op.id for op in complete),
+        cuts=frozenset(op.id for op in graph.ops if rows and _cuts_rows(graph, op)),
+        foreign=frozenset(op.id for op in graph.ops if rows and op.primitive in _NOT_OF_ROWS),
     )
+
+
+def _cuts_rows(graph: Graph, op: Op) -> bool:
+    """True for a slice that takes a part of the last axis."""
+    if op.primitive not in _READS_PART or not op.reads:
+        return False
+    read, written = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
+    return bool(read) and len(read) == len(written) and written[-1] < read[-1]
 
 
 def _statistics(graph: Graph, sums: Ops) -> Ops:

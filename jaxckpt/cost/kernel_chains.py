@@ -44,7 +44,8 @@ class KernelChains:
             return False
         operands, ops = self.of(at)
         arrays = [instance for instance in operands if not self._arguments.issuperset(fusion.sources[instance])]
-        is_cheap = fusion.rules.expensive.isdisjoint(ops) and all(graph.ops[op].primitive != "transpose" for op in ops)
+        expensive = fusion.rules.storing.expensive.keys()
+        is_cheap = expensive.isdisjoint(ops) and all(graph.ops[op].primitive != "transpose" for op in ops)
         return is_cheap and len(arrays) == 1
 
     def _chain(self, at: int) -> Chain:

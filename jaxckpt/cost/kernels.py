@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules
+from jaxckpt.cost.merged_products import merged_products
 from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, Kind, Op
@@ -45,7 +46,10 @@ class _Product(NamedTuple):
 
 
 class LibraryProducts:
-    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`)."""
+    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`).
+
+    And those that are merged: they are launched together.
+    """
 
     def __init__(self, fusion: FusionAnalysis, rates: Rates):
         self._fusion = fusion
@@ -54,6 +58,17 @@ class LibraryProducts:
         """For each result of a product, and of an op in its epilogue, the product."""
         self._products: dict[int, _Product] = {}
         """For each step that ends an epilogue with a kernel of its own the product."""
+        self._groups = fusion.rules.graph.once(merged_products)
+        self._launched = set[tuple[frozenset[int], bool]]()
+        """The merged products that are launched, of clones or not."""
+
+    def is_launched(self, step: Run) -> bool:
+        """True for a product that runs in the kernel of an earlier one; else its group is launched now."""
+        if (group := self._groups.get(step.op)) is None:
+            return False
+        is_launched = (group, step.is_clone) in self._launched
+        self._launched.add((group, step.is_clone))
+        return is_launched
 
     def handed_bytes(self, at: int) -> int:
         """The bytes that a library hands on to the kernel behind its product, where a step ends the epilogue."""
@@ -242,7 +257,10 @@ class ScheduleKernels:
         self, at: int, op: Op, step: Run, reads: SourceBytes, written: Sequence[int], arithmetic_s: float
     ) -> float:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
-        if parts_bytes := self.arithmetic.parts_bytes[op.id]:
+        parts_bytes = self.rules.storing.parts_bytes.get(op.id, 0)
+        if parts_bytes and written[0] in self.fusion.parts:
+            parts_bytes = 0  # its readers add the parts up
+        if parts_bytes:
             result_bytes = self.graph.values[op.writes[0]].size_bytes
             traffic_bytes += parts_bytes - result_bytes
         kernel = at
@@ -253,6 +271,8 @@ class ScheduleKernels:
             kernel_s = 0.0
         else:
             kernel_s = self.library.kernels_s(at, traffic_bytes, arithmetic_s)
+        if self.library.is_launched(step):
+            kernel_s -= self.rates.launch_s
         if padding_bytes := self.padded.size_bytes.get(at):
             kernel_s += self.rates.kernel_s(2 * padding_bytes)
         if parts_bytes:

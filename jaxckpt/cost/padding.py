@@ -11,6 +11,7 @@ What is copied is in memory: the kernel of the product cannot compute it of what
 from collections.abc import Sequence
 from math import ceil, prod
 
+from jaxckpt.cost.merged_products import merged_products
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule.layout import is_matrix_product
 
@@ -24,11 +25,11 @@ _BLOCKS = 132
 """Blocks that run at once, on an H200."""
 _PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of parts that XLA chooses from."""
-_ADDITION = 3.0
-"""To write one part more of one block's result, and to read it again, takes as long as so many steps of its sum."""
-_LAUNCH = 2
-"""The kernel that adds the parts up takes as long as so many parts more. With these two numbers all of 74 products that
-were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here."""
+_ADDITION, _LAUNCH = {2: 3.65, 4: 3.0}, {2: 0.8, 4: 2.0}
+"""By bytes of an element. To write one part more of one block's result, and to read it again, takes as long as so many
+steps of its sum; the kernel that adds the parts up takes as long as so many parts more. With these numbers all of 74
+products of float32 that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here, and 94 of 96 of
+bfloat16; with those of float32 it would be 83."""
 _PART_ITEMSIZE = 4
 """Parts are summed in float32 at least."""
 
@@ -38,32 +39,48 @@ def sums_padded_parts(graph: Graph, op: Op) -> bool:
     lengths = _matrix_lengths(graph, op)
     if lengths is None:
         return False
-    contracted, free = lengths
+    contracted, _ = lengths
     itemsize = graph.values[op.reads[0]].size_bytes // graph.elements(op.reads[0])
-    parts = parts_of_sum(contracted, free)
+    parts = number_of_parts(graph, op)
     return parts > 1 and bool(contracted % (parts * max(1, _ALIGNED_BYTES // itemsize)))
 
 
-def parts_of_sum(contracted: float, free: Sequence[float]) -> int:
+def parts_of_sum(contracted: float, free: Sequence[float], *, batch: float = 1.0, itemsize: int = 4) -> int:
     """The number of parts in which a product of these lengths is summed: more blocks at once, but more to add up.
 
     Example:
       >>> parts_of_sum(200_000, (384, 128)), parts_of_sum(8192, (768, 3072)), parts_of_sum(256, (256, 768))
       (64, 1, 1)
     """
-    at_once = max(1.0, _BLOCKS / prod(ceil(length / _TILE) for length in free))
-    added = _ADDITION * max(1.0, prod(free) / _TILE**2)
+    size = min(max(itemsize, min(_ADDITION)), max(_ADDITION))
+    at_once = max(1.0, _BLOCKS / (batch * prod(ceil(length / _TILE) for length in free)))
+    added = _ADDITION[size] * max(1.0, batch * prod(free) / _TILE**2)
 
     def steps(parts: int) -> float:
-        return contracted / min(parts, at_once) + (added * (parts + _LAUNCH) if parts > 1 else 0.0)
+        return contracted / min(parts, at_once) + (added * (parts + _LAUNCH[size]) if parts > 1 else 0.0)
 
     return min(_PARTS, key=steps)
 
 
 def number_of_parts(graph: Graph, op: Op) -> int:
     """In how many parts an op is summed (rule 2); 1 for most."""
-    lengths = _matrix_lengths(graph, op)
-    return 1 if lengths is None else parts_of_sum(*lengths)
+    if (lengths := _lengths(graph, op)) is None:
+        return 1
+    batch, contracted, free = lengths
+    itemsize = graph.values[op.reads[0]].size_bytes // graph.elements(op.reads[0])
+    return parts_of_sum(contracted, _merged(graph, op, free), batch=batch, itemsize=itemsize)
+
+
+def _merged(graph: Graph, op: Op, free: Sequence[float]) -> Sequence[float]:
+    """The free lengths of a product, or of the one that it is merged into."""
+    group = graph.once(merged_products).get(op.id)
+    if group is None:
+        return free
+    products = [graph.ops[each] for each in group]
+    other = next(side for side in (0, 1) if len({each.reads[1 - side] for each in products}) == 1)
+    lengths = (_lengths(graph, each) for each in products)
+    total = sum(each[2][other] for each in lengths if each is not None)
+    return (total, free[1]) if other == 0 else (free[0], total)
 
 
 def parts_bytes(graph: Graph, op: Op) -> int:
@@ -72,6 +89,11 @@ def parts_bytes(graph: Graph, op: Op) -> int:
         return 0
     elements = graph.elements(op.writes[0])
     return parts * elements * max(_PART_ITEMSIZE, graph.values[op.writes[0]].size_bytes // elements)
+
+
+def is_batched(graph: Graph, op: Op) -> bool:
+    """True for a product of several matrices, and for one whose lengths are unknown."""
+    return _matrix_lengths(graph, op) is None
 
 
 def padding_bytes(graph: Graph, op: Op) -> int:
@@ -101,8 +123,14 @@ def padded_at_once(graph: Graph, op: Op) -> tuple[int, ...]:
     return tuple(position for position, v in enumerate(op.reads) if not _is_read_by_others(graph, v, op))
 
 
-def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, list[float]] | None:
+def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, Sequence[float]] | None:
     """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
+    lengths = _lengths(graph, op)
+    return lengths[1:] if lengths is not None and lengths[0] == 1 else None
+
+
+def _lengths(graph: Graph, op: Op) -> tuple[float, float, Sequence[float]] | None:
+    """The batch, the contracted length of a product and the free ones of its operands; None if it is with a vector."""
     # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a
     # batch b all counts are b times as large, and the ratio below is b.
     if not is_matrix_product(op) or not op.flops or len(op.reads) != 2:
@@ -110,9 +138,9 @@ def _matrix_lengths(graph: Graph, op: Op) -> tuple[float, list[float]] | None:
     results = graph.elements(op.writes[0])
     left, right = (graph.elements(v) for v in op.reads)
     contracted = op.flops / (2 * results)
-    free = [left / contracted, right / contracted]
     batch = left * right / (results * contracted**2)
-    return None if batch != 1 or 1 in free else (contracted, free)
+    free = [left / (batch * contracted), right / (batch * contracted)]
+    return None if 1 in free or batch < 1 else (batch, contracted, free)
 
 
 def _is_read_by_others(graph: Graph, value: int, op: Op) -> bool:

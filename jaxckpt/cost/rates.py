@@ -14,7 +14,7 @@ Source: Williams et al. 2009 (roofline).
 
 from dataclasses import dataclass
 
-from jaxckpt.cost.padding import padded_at_once, padding_bytes, parts_bytes
+from jaxckpt.cost.padding import padded_at_once, padding_bytes
 from jaxckpt.ir import Exchange, Graph, Kind, Op
 
 _WIDER = {
@@ -144,7 +144,6 @@ class ArithmeticCosts:
         longer arrays.
       padded_at_once: The positions of its operands that are written into longer arrays at once, unless a product that
         is recomputed reads them too.
-      parts_bytes: What a contraction writes that is summed in parts: all of them, before another kernel adds them up.
       gathered_s: What it needs to get parts of operands from other devices.
       summed_s: The same for results.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
@@ -154,7 +153,6 @@ class ArithmeticCosts:
     matrix_s: tuple[float, ...]
     padding_bytes: tuple[int, ...]
     padded_at_once: tuple[tuple[int, ...], ...]
-    parts_bytes: tuple[int, ...]
     gathered_s: tuple[float, ...]
     summed_s: tuple[float, ...]
     unpriced: tuple[str, ...]
@@ -167,7 +165,6 @@ def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         padding_bytes=tuple(padding_bytes(graph, op) for op in graph.ops),
         padded_at_once=tuple(padded_at_once(graph, op) for op in graph.ops),
-        parts_bytes=tuple(parts_bytes(graph, op) for op in graph.ops),
         gathered_s=tuple(exchange_s(graph, op.gathered, rates) for op in graph.ops),
         summed_s=tuple(exchange_s(graph, op.summed, rates) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),

@@ -39,8 +39,13 @@ def compiled(function: F) -> F:
 
 
 def entered(function: F) -> F:
-    """The same for a function that Python calls: its machine code is kept on disk."""
-    return cast(F, numba.njit(function, cache=True, **_OPTIONS)) if COMPILED else function
+    """The same for a function that Python calls: its machine code is kept on disk, where a folder can be written."""
+    if not COMPILED:
+        return function
+    try:
+        return cast(F, numba.njit(function, cache=True, **_OPTIONS))
+    except RuntimeError:  # neither the package's folder nor the user's can be written: "no locator available"
+        return cast(F, numba.njit(function, **_OPTIONS))
 
 
 def sources() -> int:

@@ -72,7 +72,7 @@ class SimulationKeywords(RunKeywords, total=False):
     """Keywords of `simulate` besides the budget."""
 
     record: bool
-    processes: int | None
+    processes: int
     options: RunOptions
 
 
@@ -87,7 +87,7 @@ def simulate(
     *,
     budget: Budget | Budgets = None,
     record: bool = False,
-    processes: int | None = None,
+    processes: int = 1,
     options: RunOptions = AS_PUBLISHED,
     **keywords: Unpack[RunKeywords],
 ) -> Simulation | tuple[Simulation, ...]:
@@ -98,7 +98,8 @@ def simulate(
       budget: Bytes of all that is in memory, constants with it: an amount, or a share of what the program takes
         without a budget (a float in (0, 1], "50%"); None for no limit. Several make one simulation each.
       record: Whether `Simulation.events` says all that happened.
-      processes: Among which several budgets are divided; by default as many as there are processors and budgets.
+      processes: Among how many several budgets are divided. With more than 1 a script must have its calls under
+        `if __name__ == "__main__":`, since each process imports the script again.
       options: The rule, its memory, and when a run is given up.
       **keywords: Fields of `options`, before which they go.
 
@@ -113,7 +114,7 @@ def simulate(
       >>> from jaxckpt.dynamic import simulate, unit_chain
       >>> simulate(unit_chain(16), budget=8, evictor="dtr").operations
       41
-      >>> [s.operations for s in simulate(unit_chain(16), budget=[4, 6], evictor="lru", processes=1)]
+      >>> [s.operations for s in simulate(unit_chain(16), budget=[4, 6], evictor="lru")]
       [100, 56]
     """
     options = replace(options, **keywords)
@@ -213,11 +214,11 @@ def task_of(program: Program, budget: Budget, options: RunOptions) -> Task:
     )
 
 
-def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Simulation]:
+def _all(program: Program, tasks: list[Task], processes: int) -> list[Simulation]:
     parts = layout(program)
+    run(machine_of(parts, _PLAIN), 0)  # compiled before it is needed, and not in the seconds of a simulation
     if len(tasks) == 1 or processes == 1:
         return [_one(parts, task) for task in tasks]
-    run(machine_of(parts, _PLAIN), 0)  # compiled before it is needed
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return list(pool.map(partial(_one, parts), tasks))
 

@@ -181,24 +181,27 @@ def _replaced_bytes(program: HloProgram, id_: int) -> int | None:
 
 
 def _sliced_elements(program: HloProgram, id_: int) -> int | None:
-    """Elements of the slices that are all that a fusion uses of an array, or of what it computes of it by element.
+    """Elements that all slices of an array need, or of what a fusion computes of it by element and by reductions.
 
-    None if it uses more.
+    A kernel of which a slice is the result computes the elements of the slice, each with the complete sum behind it:
+    the parts of a product, added up by what reads a gate. None if the fusion uses more.
     """
-    slices: set[int] = set()
-    seen, pending = {id_}, [id_]
+    needed: dict[int, int] = {}
+    seen, pending = {id_}, [(id_, 1)]
     while pending:
-        operand = pending.pop()
+        operand, elements_each = pending.pop()
         for each in program.users[operand]:
             user = program.instructions[each]
             if user.opcode in _SLICES and user.operand_ids[0] == operand:
-                slices.add(user.id)
-            elif not _is_by_element(user) or not program.users[user.id]:
+                needed[user.id] = elements_each * element_count(user.shape)
+            elif not (_is_by_element(user) or user.opcode == "reduce") or not program.users[user.id]:
                 return None
             elif user.id not in seen:
                 seen.add(user.id)
-                pending.append(user.id)
-    return sum(element_count(program.instructions[slice_].shape) for slice_ in slices) or None
+                read = element_count(program.instructions[operand].shape)
+                summed = max(1, read // max(1, element_count(user.shape))) if user.opcode == "reduce" else 1
+                pending.append((user.id, elements_each * summed))
+    return sum(needed.values()) or None
 
 
 def _is_by_element(instruction: Instruction) -> bool:

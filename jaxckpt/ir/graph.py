@@ -269,13 +269,15 @@ class Graph:
         for op in self.ops:
             for around in self.path(op.loop):
                 deepest.setdefault(around, (deepest[self.loops[around].parent][0], 0))
-            operand = max((v for v in op.reads if v in arrived), key=depth.__getitem__, default=None)
+            leaves_body = op.primitive in BODY_OUTPUTS  # no barrier outside can pass what it reads
+            reads = () if leaves_body else op.reads
+            operand = max((v for v in reads if v in arrived), key=depth.__getitem__, default=None)
             last_in_memory.append(arrived[operand] if operand is not None and op.loop is None else None)
             if op.loop is not None:
                 frontier.append(in_memory.get(op.loop, deepest[op.loop])[0])
             elif (end := deepest[None][0] if operand is None else operand) in arrived:
                 value = arrived[end]
-                frontier.append(value if last_read[value] >= op.id else end)
+                frontier.append(value if last_read.get(value, -1) >= op.id else end)
             else:
                 frontier.append(end if self._last_result is None else self._last_result)
             known = [depth[v] for v in op.reads if v in depth]
@@ -288,7 +290,7 @@ class Graph:
                 is_in_memory = op.writes[0] in self._cotangents
                 if is_in_memory and op.loop is not None:
                     in_memory[op.loop] = max(reached, in_memory.get(op.loop, reached), key=itemgetter(1))
-                if is_in_memory:
+                if is_in_memory or leaves_body:
                     arrived.update(dict.fromkeys(op.writes, op.writes[0]))
                 elif operand is not None:
                     arrived.update(dict.fromkeys(op.writes, arrived[operand]))
@@ -535,8 +537,10 @@ class Graph:
 
     @cached_property
     def argument_bytes(self) -> int:
-        """Device bytes of the arguments and of the arrays closed over."""
-        return self.size_bytes((*self.inputs, *self.constants))
+        """Device bytes of the arguments that are read or returned, and of the arrays closed over; jit drops others."""
+        results = frozenset(self.outputs)
+        read = (v for v in self.inputs if self.readers[v] or v in results)
+        return self.size_bytes((*read, *self.constants))
 
     def axis_size(self, axis: str) -> int:
         """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""

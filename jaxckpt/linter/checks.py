@@ -170,11 +170,11 @@ def raise_on_errors(findings: Findings) -> None:
 
 
 def _folded(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Findings of equal layers as one: the same code and source line, in scopes that differ by numbers alone."""
+    """Findings of equal layers as one: of one code, source line and advice, in scopes that differ by numbers alone."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         scope = _DIGITS.sub("*", finding.where.scope)
         place = (scope, finding.where.source)
-        message = () if any(place) else (finding.said,)
+        message = (_DIGITS.sub("*", finding.fix),) if any(place) else (finding.said,)
         groups.setdefault((finding.code, *place, *message), []).append(finding)
     return (replace(group[0], count=len(group)) for group in groups.values())

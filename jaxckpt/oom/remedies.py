@@ -96,8 +96,7 @@ def classify_buffers(buffers: Iterable[OomBuffer]) -> tuple[BufferKind, ...]:
 
 def diagnoses(data: OutOfMemory) -> tuple[Diagnosis, ...]:
     """Causes of the error, as far as the message proves them; at least one entry."""
-    unknown = Diagnosis(Cause.UNKNOWN, "The message does not say how much memory there was.")
-    return tuple(_diagnoses(data)) or (unknown,)
+    return tuple(_diagnoses(data)) or (Diagnosis(Cause.UNKNOWN, _unknown(data)),)
 
 
 def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
@@ -115,12 +114,15 @@ def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
 
 
 def program_budget_bytes(data: OutOfMemory) -> int | None:
-    """Bytes that the program may take: the limit without other arrays in use; None if unknown."""
+    """Bytes that the program may take: the limit without other arrays in use, or what is free; None if unknown."""
     limit = data.limit_bytes
     if limit is None or data.moment is Moment.COMPILE or data.in_use_bytes is None:
         return limit
     arguments = data.figures.argument_bytes
-    return None if arguments is None else min(limit, max(0, limit - data.in_use_bytes + arguments))
+    if arguments is None:
+        return None
+    unused_bytes = max(0, limit - data.in_use_bytes)
+    return min(limit, arguments + (unused_bytes if data.free_bytes is None else min(unused_bytes, data.free_bytes)))
 
 
 def _diagnoses(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -134,6 +136,15 @@ def _diagnoses(data: OutOfMemory) -> Iterator[Diagnosis]:
             yield from _held_by_others(data)
             yield from _fragmentation(data)
             yield from _limit_causes(data)
+
+
+def _unknown(data: OutOfMemory) -> str:
+    if data.requested_bytes is None or data.available_bytes is None:
+        return "The message does not say how much memory there was."
+    return (
+        f"{format_bytes(data.requested_bytes)} were asked for, and {format_bytes(data.available_bytes)} were free. The"
+        " message does not say how much the program takes."
+    )
 
 
 def _program_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -155,12 +166,18 @@ def _held_by_others(data: OutOfMemory) -> Iterator[Diagnosis]:
         refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
         because = f"The driver itself refused a request{refused}: others hold the device's memory."
         yield Diagnosis(Cause.OTHERS, because)
-    elif requested and limit and used is not None and (data.free_bytes or requested) < requested <= limit - used:
+    elif requested and _is_below_limit(data) and data.free_bytes is not None and data.free_bytes < requested:
         because = (
-            f"The allocator might have taken {format_bytes(limit - used)} more, but the device had only"
-            f" {format_bytes(data.free_bytes or 0)} left: others hold the rest."
+            f"The allocator might have taken {format_bytes((limit or 0) - (used or 0))} more, but the device had only"
+            f" {format_bytes(data.free_bytes)} left: others hold the rest."
         )
         yield Diagnosis(Cause.OTHERS, because)
+
+
+def _is_below_limit(data: OutOfMemory) -> bool:
+    """True if the allocator might have given out what was asked for: its limit was not the cause."""
+    requested, limit, used = data.requested_bytes, data.limit_bytes, data.in_use_bytes
+    return bool(requested and limit) and used is not None and (requested or 0) <= (limit or 0) - used
 
 
 def _fragmentation(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -210,7 +227,7 @@ def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
 def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
     limit, short = data.limit_bytes, data.shortfall_bytes
     is_gpu_run = data.platform is Platform.GPU and data.moment is Moment.RUN
-    if not is_gpu_run or limit is None or data.allocator == "driver":
+    if not is_gpu_run or limit is None or data.allocator == "driver" or _is_below_limit(data):
         return
     if data.device_bytes is None:
         device = limit / _DEFAULT_FRACTION
@@ -321,7 +338,7 @@ def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
     budget = program_budget_bytes(data)
     held = _of_kinds(data, BufferKind.FORWARD, BufferKind.STACKED, BufferKind.ATTENTION)
     forward = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
-    if budget:
+    if budget and (data.need_bytes is None or budget < data.need_bytes):
         yield Remedy(
             title="a plan for this budget",
             how=f"{forward}jaxckpt decides which residuals to recompute so that the compiler's own figure fits.",
@@ -332,7 +349,9 @@ def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
 def _typed(size_bytes: int) -> str:
     """A budget as one types it, rounded down."""
     hundredths = size_bytes * 100 // 2**30
-    return f"{hundredths // 100}.{hundredths % 100:02}GiB" if hundredths >= 100 else f"{size_bytes // 2**20}MiB"
+    if hundredths >= 100:
+        return f"{hundredths // 100}.{hundredths % 100:02}GiB"
+    return f"{size_bytes // 2**20}MiB" if size_bytes >= 2**20 else f"{size_bytes // 2**10}KiB"
 
 
 _KIND_OF_PART = {

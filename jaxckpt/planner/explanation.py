@@ -192,7 +192,7 @@ def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]
     """Why the plan's decision about a value is not the rule's; "" where it is."""
     value = resolved.forward_value.id
     carried_out = decisions.get(value)
-    if carried_out == resolved.decision:
+    if type(carried_out) is type(resolved.decision):  # a plan fills in when copies start, and the axis
         return ""
     if value in problem.graph.outputs:
         return "the step returns it"
@@ -202,7 +202,8 @@ def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]
         return "saving by default leaves the step as it was written"
     if isinstance(carried_out, Save):
         return "it crosses to a later stage"
-    if strip_views(problem.graph, value) in decisions:
+    shown = strip_views(problem.graph, value)
+    if shown != value and shown in decisions:
         return "it is a view of an array that is kept"
     if isinstance(resolved.decision, Recompute):
         return "it leaves its stage as a view of what is kept"

@@ -34,7 +34,7 @@ class CompiledPlan:
     @property
     def model_error(self) -> float:
         """The error of the predicted total either way, as a share of it."""
-        return abs(self.model_error_bytes) / self.plan.predicted.total_bytes
+        return abs(self.model_error_bytes) / max(1, self.plan.predicted.total_bytes)
 
     def fits(self, limit_bytes: int) -> bool:
         """True if the compiled total is within a budget, bytes per device."""

@@ -21,7 +21,6 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, LoweredStep, compile_side_by_side, lower_flat, most_compiles
-from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
 from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, floor_of
@@ -513,8 +512,7 @@ class Planner:
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:
         """Estimated seconds of a compiled step, with the time that it waits for copies between device and host."""
-        memory = candidate.footprint.memory
-        return candidate.footprint.step_s + (0.0 if memory is None else stall_s(memory, self.problem.rates))
+        return candidate.footprint.estimated_step_s
 
     @property
     def compile_count(self) -> int:

@@ -81,7 +81,7 @@ def infeasible(
     return InfeasibleBudgetError(
         f"plan(budget={budget!r}, target={target!r}) {met}.",
         got=f"budget {format_bytes(limit_bytes)}",
-        needed=f"at least {format_bytes(smallest.total_bytes)} as compiled: arguments"
+        needed=f"at least {_above(smallest.total_bytes, limit_bytes)} as compiled: arguments and results"
         f" {format_bytes(smallest.total_bytes - smallest.temp_bytes)}, temporaries {format_bytes(smallest.temp_bytes)}"
         + (f", of these at the peak {standing}" if standing else ""),
         advice=f'{other}budget="{fits}", a smaller batch, or {_advice(floor)}',
@@ -91,6 +91,12 @@ def infeasible(
         blocking=blocking,
         floor=floor,
     )
+
+
+def _above(size_bytes: int, limit_bytes: int) -> str:
+    """Bytes for people; to the byte where the rounded figure is that of the limit."""
+    text = format_bytes(size_bytes)
+    return f"{text} ({size_bytes - limit_bytes:,} bytes more)" if text == format_bytes(limit_bytes) else text
 
 
 def _advice(floor: Floor) -> str:

@@ -44,7 +44,8 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     if len(comparison.versions) > 1:
         timed = [(each.name, each.footprint) for each in comparison.versions if each.footprint.step_s]
         if len(timed) > 1:
-            points = ((name, made.total_bytes, made.step_s, name in comparison.frontier) for name, made in timed)
+            optimal = comparison.frontier
+            points = ((name, made.total_bytes, made.estimated_step_s, name in optimal) for name, made in timed)
             parts.append(memory_time_scatter("total", points))
         parts += _differences(comparison, depth)
     first, *others = comparison.names
@@ -91,7 +92,7 @@ def _cells(comparison: Comparison, version: ComparedVersion) -> Iterator[tuple[s
     if made.host_bytes:
         yield "host", format_bytes(made.host_bytes)
     if made.step_s:
-        yield "step (est.)", format_seconds(made.step_s)
+        yield "step (est.)", format_seconds(made.estimated_step_s)
     position = comparison.versions.index(version)
     runs = sum(op.runs[position] for op in comparison.recomputed)
     if runs:

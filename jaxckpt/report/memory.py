@@ -55,7 +55,7 @@ def _total_rows(made: Footprint) -> Iterator[tuple[str, str]]:
     if made.unused_argument_bytes:
         yield "arguments that nothing reads", format_bytes(made.unused_argument_bytes)
     if made.step_s:
-        yield "estimated step", format_seconds(made.step_s)
+        yield "estimated step", format_seconds(made.estimated_step_s)
     if made.compile_s:
         yield "compile", format_seconds(made.compile_s)
     for name, value in made.compiler_options:

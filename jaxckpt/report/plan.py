@@ -125,7 +125,7 @@ def _attempts(plan: Plan) -> Table:
                 attempt.strategy,
                 format_bytes(attempt.predicted_bytes),
                 format_bytes(attempt.measured_bytes),
-                f"{100 * (attempt.predicted_bytes / attempt.measured_bytes - 1):+.1f}%",
+                f"{100 * (attempt.predicted_bytes / max(1, attempt.measured_bytes) - 1):+.1f}%",
                 format_seconds(attempt.compile_s) if attempt.compile_s else "known",
             )
             for attempt in plan.attempts

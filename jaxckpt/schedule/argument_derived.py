@@ -1,7 +1,7 @@
 """Argument-derived values: made of arguments by views and elementwise ops alone: a transposed parameter, a mask.
 
-The ops after the forward pass are derived too in `argument_roots`, and not in `argument_derived_values`, which is for
-what a plan may save. `jaxckpt.linter.loops` has the same rule for the jaxpr of one loop's body, whose arguments are
+Values after the forward pass are in `made_of_arguments`, too, and not in `argument_derived_values`, which is for what a
+plan may save. `jaxckpt.linter.loops` has the same rule for the jaxpr of one loop's body, whose arguments are
 those of the body, and `jaxckpt.trace.graph` for a graph that it is still building. Read after `jaxckpt.ir`.
 """
 
@@ -26,8 +26,17 @@ def argument_derived_values(graph: Graph) -> frozenset[int]:
     return frozenset(derived)
 
 
-def argument_roots(graph: Graph, value: int) -> set[int] | None:
-    """The arguments that a value is made of by views and elementwise ops alone; None where another op is in between."""
+def made_of_arguments(graph: Graph) -> frozenset[int]:
+    """All values that views and elementwise ops alone make of arguments, those after the forward pass too."""
+    made = {*graph.inputs, *graph.constants}
+    for op in graph.ops:
+        if op.kind in (Kind.VIEW, Kind.ELEMENTWISE) and made.issuperset(op.reads):
+            made.update(op.writes)
+    return frozenset(made)
+
+
+def _roots(graph: Graph, value: int) -> set[int]:
+    """The arguments that a value is made of."""
     pending, seen, roots = [value], set[int](), set[int]()
     while pending:
         read = pending.pop()
@@ -36,8 +45,6 @@ def argument_roots(graph: Graph, value: int) -> set[int] | None:
             roots.add(read)
         elif made not in seen:
             seen.add(made)
-            if graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
-                return None
             pending.extend(graph.ops[made].reads)
     return roots
 
@@ -47,9 +54,8 @@ def is_broadcast(graph: Graph, value: int) -> bool:
 
     The body of a loop that reads such a value computes it; the value need never be in memory.
     """
-    roots = argument_roots(graph, value)
     most_bytes = _BROADCAST * graph.values[value].size_bytes
-    return roots is not None and graph.size_bytes(roots) <= most_bytes
+    return value in graph.once(made_of_arguments) and graph.size_bytes(_roots(graph, value)) <= most_bytes
 
 
 def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from jaxckpt.ir import Decision, Graph, GraphPlan, Moved, Offload, Phase, Recompute, stage_at
+from jaxckpt.ir.regions import BODY_OUTPUTS
 
 _MOST_DESCENDANTS = 32
 """So many values computed from one are searched for one that is recomputed, which bounds the search on long chains. 8,
@@ -43,10 +44,17 @@ def load_starts(graph: Graph, plan: GraphPlan) -> ByOp:
     for value, decision in reversed(outside):
         last = last_consumer_layer(graph, plan, value)
         distance = decision.load_distance if isinstance(decision, Offload) else 0
-        starts = [first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads]
+        reads = (first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads)
+        # In a step with two gradients a layer can be read before: by the first backward pass.
+        starts = [first for first in reads if first > (graph.producer[value] or 0)]
         if starts:
-            found[min(starts)].append(value)
+            found[_behind_bodies(graph, min(starts))].append(value)
     return found
+
+
+def _behind_bodies(graph: Graph, op: int) -> int:
+    """An op, or the next one where it hands on what a body wrote: no barrier stands between it and the body."""
+    return next(at for at in range(op, len(graph.ops)) if graph.ops[at].primitive not in BODY_OUTPUTS)
 
 
 def _moved_outside(graph: Graph, plan: GraphPlan) -> list[tuple[int, Moved]]:

@@ -14,7 +14,7 @@ from functools import cache, cached_property, partial
 
 from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute, stage_at
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
-from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast, is_broadcast
+from jaxckpt.schedule.argument_derived import arguments_only_broadcast, is_broadcast, made_of_arguments
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.components import connected_components
 from jaxckpt.schedule.initialisers import initialiser_dependencies
@@ -236,7 +236,7 @@ class Recomputation:
             self._unopened[key] = self._groups(*key)
         group = self._unopened[key].get(value, [])
         is_repeated = availability.depth(value) < len(self._graph.path(body))
-        if is_repeated or (group and argument_roots(self._graph, value) is not None):
+        if is_repeated or (group and value in self._graph.once(made_of_arguments)):
             return self._clones.setdefault((~value, 0, body), _Clones())
         clones = self._clones.setdefault(key, _Clones())
         if group:

@@ -103,6 +103,7 @@ from itertools import chain
 
 from jaxckpt.ir import Graph, GraphPlan, Kind, Op, Phase, Recompute
 from jaxckpt.ir.kind import POOLING_GRADIENT
+from jaxckpt.ir.regions import BODY_OUTPUTS
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.host_state import HostState
 from jaxckpt.schedule.partition import decisions_with_axes
@@ -162,7 +163,7 @@ class _Scheduler:
             if unchanged.loop != writer.loop:
                 self._enter(unchanged.loop)
             if self.updates.held:
-                if writer.loop is None:
+                if writer.loop is None and graph.ops[op].primitive not in BODY_OUTPUTS:
                     self.host_state.before(op)
                 if op in self.updates.done or op in self.updates.held:
                     continue

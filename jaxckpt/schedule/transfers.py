@@ -26,6 +26,7 @@ Read after `prefetch`, `backward_barriers` and `updates`.
 from collections.abc import Sequence
 
 from jaxckpt.ir import Graph, GraphPlan, Moved, Op, Partition
+from jaxckpt.ir.regions import BODY_OUTPUTS
 from jaxckpt.schedule.backward_barriers import BackwardBarriers
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
 from jaxckpt.schedule.steps import Move, StepWriter
@@ -60,7 +61,8 @@ class Transfers:
         """Waits for the stores that have to end before an op (rule 1), and starts the loads that begin there."""
         self._unfinished_stores.extend(self._store_before.get(op.id, ()))
         writer = self._writer
-        frontier = self._graph.forward_frontier[op.id] if self._unfinished_stores and writer.loop is None else None
+        is_outside = writer.loop is None and op.primitive not in BODY_OUTPUTS  # which follow their body at once
+        frontier = self._graph.forward_frontier[op.id] if self._unfinished_stores and is_outside else None
         if frontier is not None:
             for value in sorted(self._unfinished_stores, key=lambda v: self._graph.producer[v] or 0):
                 reads = writer.current[frontier], self._stored[value]
@@ -71,8 +73,8 @@ class Transfers:
                 self.start_load(value, op.id)
 
     def after_backward(self, results: Sequence[int]) -> None:
-        """Notes results of the backward: the next load waits for them."""
-        self._results.extend(results)
+        """Notes results of the backward: the next load waits for them, unless they are those of an iteration."""
+        self._results.extend(v for v in results if self._graph.loop_of[v] is None)
 
     def store(self, value: int) -> None:
         """Stores the current instance of a value."""

@@ -49,6 +49,8 @@ def _validate_recompute(graph: Graph, value: int) -> None:
 
 def reason_not_offloadable(graph: Graph, value: int) -> str | None:
     """The reason why a value cannot be offloaded to the host; None where it can."""
+    if value in graph.branch_indices:
+        return "it selects the branch of a cond, which every later pass over the cond reads on the device"
     path = graph.path(graph.loop_of[value])
     if not path:
         return None

@@ -49,7 +49,7 @@ def tolerance_from(share: float, least: str | int) -> AllowedGrowth:
             budget=share,
         )
     is_none = least == 0 and isinstance(least, int)
-    return AllowedGrowth(share=share, least_bytes=0 if is_none else budget_bytes(least))
+    return AllowedGrowth(share=share, least_bytes=0 if is_none else budget_bytes(least, called="tolerance_bytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

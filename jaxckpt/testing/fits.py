@@ -134,7 +134,7 @@ def _exactly(size_bytes: int) -> str:
 def _advice(name: str, made: Footprint, budget: str | int | float, excess_bytes: int) -> str:
     """The cheapest thing that can help: donation costs nothing, planning costs time, the rest is the user's model."""
     own_output_bytes = made.output_bytes - made.alias_bytes
-    if own_output_bytes >= excess_bytes and made.argument_bytes > made.alias_bytes:
+    if min(own_output_bytes, made.argument_bytes - made.alias_bytes) >= excess_bytes:  # the most that donation saves
         return (
             f"donate what the step returns changed (donate_argnums=...): results take {format_bytes(own_output_bytes)}"
             " beside the arguments"

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from jaxckpt import Comparison
+from jaxckpt._units import format_seconds
 from jaxckpt.comparison import compare_footprints, comparison_rows, peak_changes
 from jaxckpt.hlo import Part, Role
+from jaxckpt.report import render_text, report_of
 from tests.memory_maps import MIB, buffer, kernel, made_footprint, memory_map
 
 
@@ -108,6 +110,14 @@ def test_the_frontier_is_what_nothing_beats(places):
             for b, other_s in places
         )
         assert (i in frontier) == (seconds > 0 and not beaten)
+
+
+def test_waits_for_copies_count_in_seconds():
+    quick, waiting = made_footprint(None, temp_bytes=2), made_footprint(None, temp_bytes=1, stall_s=1.0)
+    larger = made_footprint(None, temp_bytes=3, stall_s=0.5)
+    found = compare_footprints({"quick": quick, "waiting": waiting, "larger": larger})
+    assert found.frontier == ("quick", "waiting")
+    assert format_seconds(waiting.step_s + 1.0) in render_text(report_of(found))
 
 
 def test_what_cannot_be_compared_is_noted():

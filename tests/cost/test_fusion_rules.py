@@ -65,7 +65,7 @@ def primitives(graph, ops):
         ("after_forward", {"tanh", "reduce_sum"}),
         ("gathers", {"gather"}),
         ("partial_reads", {"slice"}),
-        ("expensive", {"erfc"}),
+        ("storing.expensive", {"erfc"}),
         ("never_materialised", {"reshape", "broadcast_in_dim", "iota", "slice", "scatter-add"}),
         ("loops", {"reshape", "broadcast_in_dim", "add", "erfc", "slice", "iota", "tanh", "reduce_sum"}),
     ],

@@ -326,7 +326,8 @@ def test_a_clone_that_moves_to_a_later_kernel_leaves_two_launches():
     def uncounted(strategy):
         scheduled = schedule(graph, solve(Problem(graph=graph, rates=rates), strategy))
         kernels = ScheduleKernels(graph, scheduled, rules, arithmetic, rates)
-        launches = sum(kernel.seconds for kernel in kernels.by_step if kernel)
-        return sum(bool(shared.steps) for shared in kernels.passes._kernels.values()) - round(launches)
+        # The second kernel of a product, behind a library's or behind parts of a sum, is no shared one.
+        launches = sum(min(1, round(kernel.seconds)) for kernel in kernels.by_step if kernel)
+        return sum(bool(shared.steps) for shared in kernels.passes._kernels.values()) - launches
 
-    assert uncounted("dots") == uncounted("none")
+    assert uncounted("dots") == uncounted("none") == 0

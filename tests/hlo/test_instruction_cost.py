@@ -18,6 +18,11 @@ def traffic_bytes(fused: str, *, result: str) -> int:
     """Of a fusion of a number, a slice and a stack of slices, whose instructions are given."""
     text = f"""
         HloModule module, is_scheduled=true
+        sum (x: bf16[], y: bf16[]) -> bf16[] {{
+          x = bf16[] parameter(0)
+          y = bf16[] parameter(1)
+          ROOT both = bf16[] add(x, y)
+        }}
         fused (at: s32[], slice: bf16[{ROWS},{COLUMNS}], stack: bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}]) -> {result} {{
           at = s32[] parameter(0)
           slice = bf16[{ROWS},{COLUMNS}] parameter(1)
@@ -181,3 +186,13 @@ def test_all_results_of_an_instruction_count(call, operand, result, bytes_):
     made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
     opcode = program.instructions[made].opcode
     assert with_cost(Kernel(name="made", opcode=opcode), program, made).traffic_bytes == bytes_
+
+
+def test_of_a_sum_that_is_only_sliced_the_sums_of_the_slice_are_read():
+    """As of the parts of a product, which whoever reads one gate of a recurrent cell adds up for that gate alone."""
+    fused = f"""
+        one = bf16[] constant(0)
+        all = bf16[{ROWS},{COLUMNS}] reduce(stack, one), dimensions={{0}}, to_apply=sum
+        ROOT part = bf16[{ROWS},1] slice(all), slice={{[0:{ROWS}], [2:3]}}"""
+    found = traffic_bytes(fused, result=f"bf16[{ROWS},1]")
+    assert found == NUMBER_BYTES + SLICE_BYTES + STACK_BYTES // COLUMNS + 2 * ROWS

@@ -206,3 +206,23 @@ def test_a_policy_reaches_into_the_body_of_a_loop():
 
     findings = lint(jax.grad(loss), spec(8, 64, 64), spec(512, 64), policy="nothing")
     assert not findings.of("no-memory-saved")
+
+
+def test_two_names_on_one_line_are_two_findings():
+    """Each has advice of its own: with one of them carried out the other would be found next."""
+
+    @jax.custom_vjp
+    def function(x):
+        return checkpoint_name(checkpoint_name(jnp.sin(x), "first") * 2, "second")
+
+    function.defvjp(lambda x: (jnp.sin(x) * 2, x), lambda x, g: (g * jnp.cos(x) * 2,))
+    policy = jax.checkpoint_policies.save_only_these_names("first", "second")
+
+    def loss(weights, x):
+        return jax.checkpoint(lambda w, x: jnp.sin(function(x @ w) @ w), policy=policy)(weights, x).sum()
+
+    findings = jaxckpt.lint(jax.grad(loss), jnp.ones((8, 8)), jnp.ones((8, 8)))
+    named = [each.fix for each in findings if each.code == "name-on-primal"]
+    assert len(named) == 2
+    assert any('"first"' in fix for fix in named)
+    assert any('"second"' in fix for fix in named)

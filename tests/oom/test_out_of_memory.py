@@ -368,3 +368,41 @@ def test_equal_layers_are_folded_in_the_report():
 
 def test_a_line_end_that_is_missing_is_seen():
     assert clean_lines("a\r\nb") == ["a\n", "b"]
+
+
+DEVICE_IS_FULL = """\
+W external/xla/gpu_cudamallocasync_allocator.cc:312] cuMemAllocAsync failed to allocate 9663676416 bytes: out of memory\
+ (CUDA_ERROR_OUT_OF_MEMORY)
+ Reported by CUDA: Free memory/Total memory: {free_bytes}/85017493504
+E gpu_cudamallocasync_allocator.cc:330] Stats:
+Limit:                     63763120128
+InUse:                      1073741824
+MaxInUse:                   1073741824
+
+RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9663676416 bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:    1.00GiB
+              constant allocation:         0B
+        maybe_live_out allocation:    1.00GiB
+     preallocated temp allocation:    9.00GiB
+                 total allocation:   10.00GiB
+"""
+
+
+@pytest.mark.parametrize("free_bytes", [2 * GIB, 0])
+def test_where_others_fill_the_device_neither_a_larger_share_nor_a_plan_of_the_limit_is_advised(free_bytes):
+    data = read_out_of_memory(DEVICE_IS_FULL.format(free_bytes=free_bytes))
+    assert {diagnosis.cause for diagnosis in diagnoses(data)} == {Cause.OTHERS}
+    commands = " ".join(remedy.command for remedy in remedies(data))
+    assert "MEM_FRACTION" not in commands
+    assert program_budget_bytes(data) == free_bytes + GIB
+    assert "--budget" in commands
+    assert "59.38GiB" not in commands
+
+
+@pytest.mark.parametrize("name", ["tpu_run", "tpu_load"])
+def test_where_free_bytes_are_known_the_text_does_not_deny_it(name):
+    (diagnosis,) = diagnoses(read_out_of_memory(TEXTS[name]))
+    assert "were free" in diagnosis.because
+    assert "how much the program takes" in diagnosis.because

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt import Policy, PolicyError
-from jaxckpt.ir import Partition, Recompute, Save
+from jaxckpt.ir import Offload, Partition, Recompute, Save
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Match, Regions, Rule, find_regions, new_mark
 from jaxckpt.report import render_text, report_of
@@ -219,3 +219,12 @@ def test_a_policy_given_does_not_reach_into_marks():
     explanation = jaxckpt.explain(marked_step(None, SAVES), *WX, policy=DROPS)
     inside = [each for each in explanation.values if each.value.scope == "outer/inner" and "structure" not in each.by]
     assert {each.by for each in inside} == {'default of "saves"'}
+
+
+def test_values_that_are_offloaded_as_their_rule_says_have_no_reason_why_not():
+    """Though the plan fills in when copies start."""
+    policy = Policy(name="out", rules=(Rule(match=Match(name="hidden"), decision=Offload()),))
+    values = [each for each in jaxckpt.explain(step, *ARGS, policy=policy).values if each.value.name == "hidden"]
+    offloaded = [each for each in values if isinstance(each.carried_out, Offload)]
+    assert offloaded
+    assert {each.why for each in offloaded} == {""}

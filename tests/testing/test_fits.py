@@ -84,6 +84,7 @@ def test_caveats_of_the_footprint_are_shown():
     [
         ({"alias_bytes": 0}, "100MiB", "donate what the step returns changed"),
         ({}, "40MiB", "no plan changes"),
+        ({"alias_bytes": 0, "argument_bytes": 2**20, "output_bytes": 2**30}, "512MiB", "no plan changes"),
         ({}, "90 MiB", "--budget '90 MiB'"),
     ],
 )

@@ -58,7 +58,7 @@ class EvictionOptions(TrainingOptions):
     ratios: Sequence[float] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     optimum: bool = True
     frozen: bool = False
-    processes: int | None = 1
+    processes: int = 1
 
     @property
     def by_kernels(self) -> bool:
@@ -75,7 +75,7 @@ class EvictionKeywords(TrainingKeywords, total=False):
     ratios: Sequence[float]
     optimum: bool
     frozen: bool
-    processes: int | None
+    processes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ def compare_evictors(
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     step_name, problem, program = trained_step(called, options)
     whole_bytes, calls = live_bytes(program), f"{len(program.calls)} {'kernels' if options.by_kernels else 'ops'}"
-    budgets = [(ratio, int(ratio * whole_bytes)) for ratio in options.ratios]
+    budgets = [(ratio, max(1, int(ratio * whole_bytes))) for ratio in dict.fromkeys(options.ratios)]
     rows: list[EvictionRow] = []
     for name, run in runs.items():
         say(f"simulating {name} over {calls}")
@@ -243,9 +243,7 @@ _Budgets = Sequence[tuple[float, int]]
 """Ratios with their bytes."""
 
 
-def _simulated(
-    name: str, program: Program, budgets: _Budgets, run: RunOptions, processes: int | None
-) -> list[EvictionRow]:
+def _simulated(name: str, program: Program, budgets: _Budgets, run: RunOptions, processes: int) -> list[EvictionRow]:
     found = simulate(program, budget=[budget for _, budget in budgets], processes=processes, options=run)
     return [
         EvictionRow(
