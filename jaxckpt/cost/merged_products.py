@@ -3,6 +3,9 @@
 XLA merges two products that multiply one matrix by others from the same side, sum over the same axes of it and do not
 depend on each other (`dot-merger`), unless both are large. The merged product is split into parts as one, has no
 epilogue, and is launched once; whoever reads one of the results takes a slice.
+
+Only products in the bodies of loops are looked at, where launches count. The memory of a merged result is not modelled:
+with products outside of loops, plans of a LoRA step took 22.6 MiB for 18.8 (jax 0.10.2).
 """
 
 from collections import defaultdict
@@ -19,10 +22,16 @@ _FAR = 1024
 
 
 def merged_products(graph: Graph) -> Mapping[int, frozenset[int]]:
-    """For each product that is merged with others all of the merged ones, itself included."""
+    """For each product of a loop's body that is merged with others all of the merged ones, itself included."""
     candidates: defaultdict[tuple[int | None, int, int, str], list[Op]] = defaultdict(list)
     for op in graph.ops:
-        if is_matrix_product(op) and len(set(op.reads)) == 2 and not op.exchange_bytes and not op.effects:
+        if (
+            op.loop is not None
+            and is_matrix_product(op)
+            and len(set(op.reads)) == 2
+            and not op.exchange_bytes
+            and not op.effects
+        ):
             for position, value in enumerate(op.reads):
                 candidates[op.loop, value, position, op.detail].append(op)
     merged: dict[int, frozenset[int]] = {}

@@ -27,9 +27,9 @@ _PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of parts that XLA chooses from."""
 _ADDITION, _LAUNCH = {2: 3.65, 4: 3.0}, {2: 0.8, 4: 2.0}
 """By bytes of an element. To write one part more of one block's result, and to read it again, takes as long as so many
-steps of its sum; the kernel that adds the parts up takes as long as so many parts more. With these numbers all of 74
-products of float32 that were compiled with jax 0.10.2 and 0.12.0.1 have as many parts as here, and 94 of 96 of
-bfloat16; with those of float32 it would be 83."""
+steps of its sum; the kernel that adds the parts up takes as long as so many parts more. With these numbers 93
+of 94 products of float32 that were compiled with jax 0.12.0.1 have as many parts as here, and 94 of 96 of bfloat16;
+with those of float32 it would be 83."""
 _PART_ITEMSIZE = 4
 """Parts are summed in float32 at least."""
 
