@@ -81,7 +81,7 @@ def infeasible(
     return InfeasibleBudgetError(
         f"plan(budget={budget!r}, target={target!r}) {met}.",
         got=f"budget {format_bytes(limit_bytes)}",
-        needed=f"at least {_above(smallest.total_bytes, limit_bytes)} as compiled: arguments and results"
+        needed=f"at least {_above(smallest.total_bytes, limit_bytes)} as compiled: arguments"
         f" {format_bytes(smallest.total_bytes - smallest.temp_bytes)}, temporaries {format_bytes(smallest.temp_bytes)}"
         + (f", of these at the peak {standing}" if standing else ""),
         advice=f'{other}budget="{fits}", a smaller batch, or {_advice(floor)}',

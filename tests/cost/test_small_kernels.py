@@ -34,8 +34,8 @@ def forward(function, *args):
 
 
 @needs_gpu_target
-@pytest.mark.parametrize("activation", ["tanh", "sin", "exp", "log1p"])
-@pytest.mark.parametrize("rows", [2**8, 2**10, 2**12, 2**14])
+@pytest.mark.parametrize("activation", ["tanh", "sin", "exp"])
+@pytest.mark.parametrize("rows", [2**8, 2**10, 2**12])
 @pytest.mark.parametrize("kernels", [2, 3])
 def test_an_activation_is_computed_in_each_kernel_if_that_is_quicker_than_a_launch(activation, rows, kernels):
     """Between two kernels there is a product, so that they cannot be one."""
@@ -49,7 +49,7 @@ def test_an_activation_is_computed_in_each_kernel_if_that_is_quicker_than_a_laun
 
     args = spec(rows, 256), spec(256, 256), *[spec(rows, 256)] * kernels
     text = compile_step(function, *args, target="h200").executable.as_text()
-    opcode = {"sin": "sine", "exp": "exponential", "log1p": "log-plus-one"}.get(activation, activation)
+    opcode = {"sin": "sine", "exp": "exponential"}.get(activation, activation)
     graph, ops = forward(function, *args)
     (op,) = (op for op in ops if op.primitive == activation)
     size_bytes, storing = graph.size_bytes(op.writes), fuse(graph, RATES).rules.storing
