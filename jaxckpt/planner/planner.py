@@ -21,6 +21,7 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, LoweredStep, compile_side_by_side, lower_flat, most_compiles
+from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
 from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import Floor, floor_of
@@ -511,8 +512,12 @@ class Planner:
         return tuple(CompiledPlan(plan, footprint) for plan, footprint in self._footprints.items())
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:
-        """Estimated seconds of a compiled step, with the time that it waits for copies between device and host."""
-        return candidate.footprint.estimated_step_s
+        """Estimated seconds of a compiled step, with the time that it waits for copies between device and host.
+
+        On the link of the options, which may be another one than the target's in `Footprint.stall_s`.
+        """
+        memory = candidate.footprint.memory
+        return candidate.footprint.step_s + (0.0 if memory is None else stall_s(memory, self.problem.rates))
 
     @property
     def compile_count(self) -> int:

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxckpt import Planner, Policy
 from jaxckpt.solve import Offloading
 from tests.planner.solved import not_compiled
 from tests.planner.test_batches import FakePlanner
+from tests.planner.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
@@ -57,3 +59,14 @@ def test_without_leave_to_offload_nothing_is_measured_twice():
     planner = FakePlanner(step, *ARGS, target="h200")
     assert not planner.plan(budget=BUDGET).offloads
     assert "recompute_only" not in vars(planner)
+
+
+@needs_compiler
+def test_seconds_of_a_plan_wait_for_the_link_of_the_options():
+    """Not for that of the target, whose waits a footprint has: no copy of this step is complete in time over 1 GB/s."""
+    policy = Policy.from_toml('default = "save"\n[[rule]]\nprimitive = "tanh"\ndecision = "offload"\n')
+    weights, x = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 3, jax.ShapeDtypeStruct((8192, 256), jnp.float32)
+    link = Offloading(bandwidth_bytes_per_s=1e9)
+    plan = Planner(step, weights, x, target="h200", allow=("recompute", "offload"), offload=link).follow(policy)
+    assert plan.offloads
+    assert plan.estimated_step_s > plan.footprint.estimated_step_s
