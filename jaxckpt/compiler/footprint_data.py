@@ -56,7 +56,7 @@ class Footprint(Shown):
       caveats: Sentences on memory that these figures do not include, and on sums that do not reconcile.
       undonated: Donated arguments that no result takes over: pairs of path and bytes.
       step_s: Estimated seconds of one step's kernels by roofline on the target; 0 if the program was not read.
-      stall_s: Estimated seconds for which kernels wait for copies between device and host.
+      stall_s: Estimated seconds for which kernels wait for copies between device and host, over the target's link.
       memory: The memory map: buffers and kernels; None if it was not read. Comparisons and `to_dict` leave it out.
 
     Example:

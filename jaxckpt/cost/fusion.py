@@ -95,7 +95,8 @@ class Fusion:
 
     Attributes:
       rules: Hold for any plan.
-      materialised: Values that some kernel writes to memory, small ones too if a kernel started at once.
+      materialised: Values that some kernel writes to memory; of small values in loops those that a kernel would write
+        if it started in no time.
       optional: Forward values inside a kernel that are smaller than their sources.
       inside_products: Values that a matrix product computes on the way to what it writes.
       argument_derived: Values made of arguments and constants by views and elementwise ops alone: casts of parameters,
@@ -117,7 +118,7 @@ def fuse(graph: Graph, rates: Rates | None = None) -> Fusion:
     Without rates no matrix product is a library's (rule 9).
     """
     rules = fusion_rules(graph, rates)
-    # As if kernels started at once: plans may save small arrays, too, though each kernel computes them by itself.
+    # As if kernels started in no time: plans may save small arrays, too, though each kernel computes them by itself.
     quick = replace(rules, storing=replace(rules.storing, launch_bytes=0.0))
     analysis, _ = _run(quick, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)

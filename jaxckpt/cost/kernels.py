@@ -46,9 +46,9 @@ class _Product(NamedTuple):
 
 
 class LibraryProducts:
-    """The products of one schedule that a library computes, and the kernels behind them (rule 9 of `fusion`).
+    """The products of one schedule that a library computes, with the kernels behind them (rule 9 of `fusion`).
 
-    And those that are merged: they are launched together.
+    Products that are merged are launched together.
     """
 
     def __init__(self, fusion: FusionAnalysis, rates: Rates):

@@ -6,6 +6,8 @@ epilogue, and is launched once; whoever reads one of the results takes a slice.
 
 Only products in the bodies of loops are looked at, where launches count. The memory of a merged result is not modelled:
 with products outside of loops, plans of a LoRA step took 22.6 MiB for 18.8 (jax 0.10.2).
+
+Read first; `padding`, `fusion_rules` and `kernels` ask.
 """
 
 from collections import defaultdict

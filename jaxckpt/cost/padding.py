@@ -27,9 +27,9 @@ _PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of parts that XLA chooses from."""
 _ADDITION, _LAUNCH = {2: 3.65, 4: 3.0}, {2: 0.8, 4: 2.0}
 """By bytes of an element. To write one part more of one block's result, and to read it again, takes as long as so many
-steps of its sum; the kernel that adds the parts up takes as long as so many parts more. With these numbers 93
-of 94 products of float32 that were compiled with jax 0.12.0.1 have as many parts as here, and 94 of 96 of bfloat16;
-with those of float32 it would be 83."""
+steps of its sum; the kernel that adds the parts up takes as long as so many parts more. With these numbers 93 of
+94 products of float32 that were compiled with jax 0.12.0.1 have as many parts as here, and 94 of 96 of bfloat16; with
+those of float32 it would be 83."""
 _PART_ITEMSIZE = 4
 """Parts are summed in float32 at least."""
 
@@ -40,9 +40,8 @@ def sums_padded_parts(graph: Graph, op: Op) -> bool:
     if lengths is None:
         return False
     contracted, _ = lengths
-    itemsize = graph.values[op.reads[0]].size_bytes // graph.elements(op.reads[0])
     parts = number_of_parts(graph, op)
-    return parts > 1 and bool(contracted % (parts * max(1, _ALIGNED_BYTES // itemsize)))
+    return parts > 1 and bool(contracted % (parts * max(1, _ALIGNED_BYTES // _itemsize(graph, op.reads[0]))))
 
 
 def parts_of_sum(contracted: float, free: Sequence[float], *, batch: float = 1.0, itemsize: int = 4) -> int:
@@ -67,8 +66,8 @@ def number_of_parts(graph: Graph, op: Op) -> int:
     if (lengths := _lengths(graph, op)) is None:
         return 1
     batch, contracted, free = lengths
-    itemsize = graph.values[op.reads[0]].size_bytes // graph.elements(op.reads[0])
-    return parts_of_sum(contracted, _merged(graph, op, free), batch=batch, itemsize=itemsize)
+    free = _merged(graph, op, free)
+    return parts_of_sum(contracted, free, batch=batch, itemsize=_itemsize(graph, op.reads[0]))
 
 
 def _merged(graph: Graph, op: Op, free: Sequence[float]) -> Sequence[float]:
@@ -87,8 +86,13 @@ def parts_bytes(graph: Graph, op: Op) -> int:
     """Bytes of the parts of a sum that a product is split into (rule 2), which a kernel behind it adds up; else 0."""
     if (parts := number_of_parts(graph, op)) == 1:
         return 0
-    elements = graph.elements(op.writes[0])
-    return parts * elements * max(_PART_ITEMSIZE, graph.values[op.writes[0]].size_bytes // elements)
+    (result,) = op.writes
+    return parts * graph.elements(result) * max(_PART_ITEMSIZE, _itemsize(graph, result))
+
+
+def _itemsize(graph: Graph, value: int) -> int:
+    """Bytes of an element of a value."""
+    return graph.values[value].size_bytes // graph.elements(value)
 
 
 def is_batched(graph: Graph, op: Op) -> bool:

@@ -161,23 +161,22 @@ def _program_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
 
 
 def _held_by_others(data: OutOfMemory) -> Iterator[Diagnosis]:
-    requested, limit, used = data.requested_bytes, data.limit_bytes, data.in_use_bytes
+    requested, free, unused = data.requested_bytes, data.free_bytes, _unused_bytes(data)
     if data.allocator == "driver" or data.refused_bytes is not None:
         refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
         because = f"The driver itself refused a request{refused}: others hold the device's memory."
         yield Diagnosis(Cause.OTHERS, because)
-    elif requested and _is_below_limit(data) and data.free_bytes is not None and data.free_bytes < requested:
+    elif requested and free is not None and free < requested <= unused:
         because = (
-            f"The allocator might have taken {format_bytes((limit or 0) - (used or 0))} more, but the device had only"
-            f" {format_bytes(data.free_bytes)} left: others hold the rest."
+            f"The allocator might have taken {format_bytes(unused)} more, but the device had only"
+            f" {format_bytes(free)} left: others hold the rest."
         )
         yield Diagnosis(Cause.OTHERS, because)
 
 
-def _is_below_limit(data: OutOfMemory) -> bool:
-    """True if the allocator might have given out what was asked for: its limit was not the cause."""
-    requested, limit, used = data.requested_bytes, data.limit_bytes, data.in_use_bytes
-    return bool(requested and limit) and used is not None and (requested or 0) <= (limit or 0) - used
+def _unused_bytes(data: OutOfMemory) -> int:
+    """Bytes below its limit that the allocator might have given out; 0 if unknown."""
+    return 0 if data.limit_bytes is None or data.in_use_bytes is None else data.limit_bytes - data.in_use_bytes
 
 
 def _fragmentation(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -227,7 +226,8 @@ def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
 def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
     limit, short = data.limit_bytes, data.shortfall_bytes
     is_gpu_run = data.platform is Platform.GPU and data.moment is Moment.RUN
-    if not is_gpu_run or limit is None or data.allocator == "driver" or _is_below_limit(data):
+    is_below_limit = data.requested_bytes is not None and data.requested_bytes <= _unused_bytes(data)
+    if not is_gpu_run or limit is None or data.allocator == "driver" or is_below_limit:
         return
     if data.device_bytes is None:
         device = limit / _DEFAULT_FRACTION

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.strangers.recurrent import lstm_cell
 from jaxckpt import Planner
 from jaxckpt.compiler import compile_step
 from jaxckpt.cost import fuse
@@ -130,13 +131,6 @@ def test_products_of_both_widths_and_of_batches_are_summed_in_as_many_parts(dtyp
     assert number_of_parts(graph, product) == compiled
 
 
-def lstm(weights, state, x):
-    hidden, memory = state
-    entry, forget, new, out = jnp.split(x @ weights["x"] + hidden @ weights["h"] + weights["b"], 4, axis=-1)
-    memory = jax.nn.sigmoid(forget) * memory + jax.nn.sigmoid(entry) * jnp.tanh(new)
-    return jax.nn.sigmoid(out) * jnp.tanh(memory), memory
-
-
 def gru(weights, state, x):
     reset, update, new = jnp.split(normalised(x @ weights["x"] + weights["b"]), 3, axis=-1)
     by_reset, by_update, by_new = jnp.split(state[0] @ weights["h"], 3, axis=-1)
@@ -150,7 +144,7 @@ def normalised(x):
 
 
 @needs_gpu_target
-@pytest.mark.parametrize(("cell", "gates", "most"), [(lstm, 4, 0.06), (gru, 3, 0.1)])
+@pytest.mark.parametrize(("cell", "gates", "most"), [(lstm_cell, 4, 0.06), (gru, 3, 0.1)])
 def test_recurrent_cells_take_as_long_as_their_compiled_loops(cell, gates, most):
     """With every residual recomputed. Without rules for small arrays they were 12% and 15% too slow."""
     width, rows, length = 256, 256, 64
