@@ -9,6 +9,7 @@ Read after `model_error`.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isclose
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,6 +138,29 @@ class CandidatePool:
         planned = (compiled for compiled in self.compiled if not is_unplanned(compiled.plan))
         least = min(map(self.kernel_slowdown, planned), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
+
+    def is_as_good(self, plan: ir.GraphPlan) -> bool:
+        """True if a compiled plan that fits has the predicted figures of this one, which mostly decides the same."""
+        fitting = (compiled.plan.predicted for compiled in self.compiled if compiled.fits(self.limit_bytes))
+        predicted, tolerance = plan.predicted, self.limits.same_figures
+        return any(
+            isclose(known.total_bytes, predicted.total_bytes, rel_tol=tolerance)
+            and isclose(known.step_s, predicted.step_s, rel_tol=tolerance)
+            for known in fitting
+        )
+
+    @property
+    def overprediction(self) -> float:
+        """The share by which a plan that was not compiled may take less than predicted.
+
+        As far below the least error of the compiled plans as this is below the largest. A few plans agree by chance: at
+        least twice the share by which a plan has to be faster.
+        """
+        errors = [
+            compiled.model_error_bytes / max(1, compiled.plan.predicted.total_bytes) for compiled in self.compiled
+        ]
+        least = 2 * min(errors) - max(errors) if errors else 0.0
+        return max(2 * (1 - self.limits.faster), -least)
 
     @property
     def bytes_error(self) -> float:

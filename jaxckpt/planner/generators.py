@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
 ERROR_FACTOR = 2.0
-"""The error of the prediction of a plan that was not compiled over that of the compiled plans, at most.
+"""The error of the prediction of a plan that was not compiled over that of the compiled plans, at most: before a budget
+is refused, and for seconds.
 
 On steps with dropout the totals are off by 16% and 10%: with 1 the planner compiles no rule, and is 5% slower than one.
 """
@@ -68,11 +69,11 @@ class SolverPlans(Generator):
             yield pool.expected(plan, self, error)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Plans of least memory that fit if the model predicts too much by more than it was off for others."""
+        """Plans of least memory that fit if the model predicts too much."""
         if pool.of(self) or not self._applies(pool):
             return
         for plan in self._solver().min_memory_plans:
-            if least_bytes(plan, pool.bytes_error) <= pool.limit_bytes:
+            if (1 - pool.overprediction) * _total_bytes(plan) <= pool.limit_bytes:
                 yield Candidate(plan, _total_bytes(plan), self.slowdown(pool) * plan.predicted.step_s)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
@@ -134,18 +135,17 @@ class SimpleRules(Generator):
                 yield Candidate(plan, total_bytes, share * step_s)
 
     def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that may fit if the model is off by more than for the compiled plans; seconds are less by as much.
+        """Rules that may fit if the model predicts too much; their seconds may be less than expected, too.
 
         A few plans agree by chance: seconds are taken as off by at least the share by which a plan has to be faster,
         and bytes the more, the faster the rule is expected to be.
         """
         spread = max(1 - pool.limits.faster, pool.seconds_spread)
-        bytes_error = ERROR_FACTOR * max(pool.bytes_error, spread)
         step_share = self._trusted_share(pool) * (1 - ERROR_FACTOR * spread)
         best_s = None if pool.best is None else pool.step_s(pool.best)
         for plan, total_bytes, step_s in self._expected(pool):
             gain = 1 - step_s / best_s if best_s else 0.0
-            share = 1 - max(bytes_error, EXCESS_BY_GAIN * gain)
+            share = 1 - max(pool.overprediction, EXCESS_BY_GAIN * gain)
             if share * min(total_bytes, plan.predicted.total_bytes) <= pool.limit_bytes:
                 yield Candidate(plan, total_bytes, step_share * step_s)
 
@@ -168,8 +168,10 @@ class SimpleRules(Generator):
         return min(map(pool.kernel_slowdown, pool.compiled)) if pool.of(self) else pool.default_slowdown
 
     def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
+        """All rules, but those whose figures are known from a plan that fits: these are not faster."""
         error = pool.error(self)
-        return (pool.expected(plan, self, error) for plan in pool.planner.simple_rules)
+        rules = (plan for plan in pool.planner.simple_rules if not pool.is_as_good(plan))
+        return (pool.expected(plan, self, error) for plan in rules)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans fit if the model predicts too much by more than it was off for others."""

@@ -225,6 +225,33 @@ def test_a_solver_that_may_fit_within_the_error_of_others_is_tried_beside_a_plan
     assert not list(plans.unlikely(pool))
 
 
+@pytest.mark.parametrize(
+    ("errors", "share"),
+    [((), 0.01), ((0.0,), 0.01), ((0.06,), 0.01), ((-0.12,), 0.12), ((0.02, 0.08), 0.04), ((-0.1, -0.12), 0.14)],
+)
+def test_a_model_that_predicts_too_little_is_not_expected_to_predict_too_much(errors, share):
+    """In an MLP with dropout plans took 6% more than predicted: a rule predicted 12% too large does not fit."""
+    factors = iter(1 + error for error in errors)
+    planner = planner_of(lambda _: next(factors))
+    pool, rules = CandidatePool(planner, 2**40, Limits()), SimpleRules()
+    planner.measure = lambda plan: compiled(10_000, int(10_000 * next(factors)))
+    for _, plan in zip(errors, planner.simple_rules, strict=False):
+        pool.compile(plan, rules)
+    assert pool.overprediction == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("factor", "is_tried"), [(1.0, False), (1.1, True)])
+def test_a_rule_with_the_figures_of_a_plan_that_fits_is_not_compiled(factor, is_tried):
+    """In an LSTM the solver's plan decided what a rule does but for rounding, and the rule was compiled again."""
+    planner = planner_of(lambda _: factor)
+    rule, rules = max(planner.simple_rules, key=lambda plan: plan.predicted.total_bytes), SimpleRules()
+    figures = replace(rule.predicted, step_s=(1 + 1e-4) * rule.predicted.step_s)
+    pool = CandidatePool(planner, rule.predicted.total_bytes, Limits())
+    pool.compile(replace(rule, strategy="optimal", prediction=figures), SolverPlans(lambda: planner.solver))
+    assert (rule in [candidate.plan for candidate in rules.fastest(pool)]) == is_tried
+    assert (rule in [candidate.plan for candidate in rules.unlikely(pool)]) == is_tried
+
+
 @pytest.mark.parametrize(("gain", "is_tried"), [(0.3, True), (0.1, False)])
 def test_a_rule_predicted_too_large_is_tried_if_it_may_be_much_faster(gain, is_tried):
     """In graph attention a rule was predicted 10% too large; it fits, and is 11% faster than the plan that fitted."""
