@@ -35,11 +35,13 @@ class _FusedProduct(NamedTuple):
       spare_bytes: The bytes that the fused kernel may still read and write before it waits for memory.
       only_adds: True if the epilogue only adds.
       results: Those of the product and of the ops behind it that the library applies.
+      reads: What the fused kernel reads: an operand of the product is read once, though the epilogue needs it too.
     """
 
     spare_bytes: float
     only_adds: bool
     results: tuple[int, ...]
+    reads: frozenset[int]
 
     @property
     def is_librarys(self) -> bool:
@@ -360,7 +362,7 @@ class FusionAnalysis:
                 if not products[step.op]:
                     small.add(step.writes[0])
                 if step.op in library:
-                    fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes)
+                    fused[step.writes[0]] = _FusedProduct(library[step.op], True, step.writes, frozenset(step.reads))
                 elif step.op in plain and applied.isdisjoint(step.reads) and self.joined.of(step) is None:
                     plain_results.add(step.writes[0])
             elif step.op in views and (step.reads[0] in passed or size_bytes[step.reads[0]] <= _SCALAR_BYTES):
@@ -389,12 +391,14 @@ class FusionAnalysis:
                     ends.add(step.writes[0])
                     if result in fused:
                         product = fused.pop(result)
-                        moved_bytes = sum([shown_bytes.get(i, size_bytes[i]) for i in (*step.reads, *step.writes)])
+                        moved = {*step.reads, *step.writes} - product.reads
+                        moved_bytes = sum([shown_bytes.get(i, size_bytes[i]) for i in moved])
                         is_librarys = step.op in library_epilogues and result == product.results[-1]
                         fused[step.writes[0]] = _FusedProduct(
                             product.spare_bytes - moved_bytes + 2 * size_bytes[result],
                             product.only_adds and rules.graph.ops[step.op].primitive in _ADDITIONS,
                             (*product.results, *step.writes) if is_librarys else product.results,
+                            product.reads.union(step.reads),
                         )
         of_library.update(plain_results, *(product.results for product in fused.values() if product.is_librarys))
         return ends, before

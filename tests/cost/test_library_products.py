@@ -106,6 +106,21 @@ def test_a_product_with_much_traffic_behind_it_is_no_librarys():
         assert (second in analysis.library_results) == is_library
 
 
+@pytest.mark.parametrize("is_operand", [True, False])
+def test_an_operand_that_the_epilogue_needs_too_is_read_once(is_operand):
+    """A residual stream that the product reads: with an array of its own the kernel would wait for memory."""
+    x, other = (jax.ShapeDtypeStruct((ROWS, 832), jnp.bfloat16) for _ in range(2))
+
+    def loss(weight, x, first, other):
+        return jnp.square((first * (x @ weight) + (x if is_operand else other)).astype(jnp.float32)).mean()
+
+    graph = trace_step(jax.grad(loss), jax.ShapeDtypeStruct((832, 832), jnp.bfloat16), x, other, other).graph
+    steps, values = graph.once(unchanged_runs), range(len(graph.values))
+    analysis = FusionAnalysis(fuse(graph, Target("h200").rates).rules, steps, values, graph.outputs)
+    product = next(op.writes[0] for op in graph.ops if op.primitive == "dot_general")
+    assert (product in analysis.library_results) == is_operand
+
+
 def gelu_blocks(weights, x):
     def loss(weights):
         hidden = x
