@@ -349,17 +349,17 @@ def _spare_bytes(graph: Graph, op: Op, rates: Rates) -> float:
 
 
 def _is_library_epilogue(graph: Graph, op: Op) -> bool:
-    """True for the addition of a matrix or a bias, a product with a constant, and relu."""
+    """True for the addition of a matrix or of one row, a product with a constant, and relu.
+
+    A bias for each matrix of a batch is not one row.
+    """
     if op.primitive in ("mul", "div") or Trait.RELU in op.traits:
         return len(op.reads) == 1
     if op.primitive not in ("add", "add_any"):
         return False
     shape = graph.values[op.writes[0]].shape
-    read_shapes = [graph.values[v].shape for v in op.reads]
-    return all(
-        len(read) == len(shape) and all(size in (1, length) for size, length in zip(read, shape, strict=True))
-        for read in read_shapes
-    )
+    rows = {shape, (*(1 for _ in shape[:-1]), *shape[-1:])}
+    return all(graph.values[v].shape in rows for v in op.reads)
 
 
 def _only_products_read(graph: Graph, op: Op) -> bool:

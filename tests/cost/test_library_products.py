@@ -121,6 +121,26 @@ def test_an_operand_that_the_epilogue_needs_too_is_read_once(is_operand):
     assert (product in analysis.library_results) == is_operand
 
 
+@pytest.mark.parametrize("experts", [None, 4])
+def test_a_library_adds_no_bias_of_each_matrix_of_a_batch(experts):
+    def dense(weight, bias, x):
+        return x @ weight + bias
+
+    def loss(weights, biases, x):
+        several = jax.vmap(dense, in_axes=0) if experts else dense
+        return jnp.square(jnp.square(several(weights, biases, x)).astype(jnp.float32)).mean()
+
+    batch = (experts,) if experts else ()
+    (weights, *_), x = specs(WIDE)
+    spec = jax.ShapeDtypeStruct
+    args = [spec((*batch, *shape), x.dtype) for shape in (weights.shape, (WIDE,), x.shape)]
+    graph = trace_step(jax.grad(loss, argnums=(0, 1)), *args).graph
+    steps, values = graph.once(unchanged_runs), range(len(graph.values))
+    analysis = FusionAnalysis(fuse(graph, Target("h200").rates).rules, steps, values, graph.outputs)
+    biased = next(op.writes[0] for op in graph.ops if op.primitive == "add")
+    assert (biased in analysis.library_results) == (experts is None)
+
+
 def gelu_blocks(weights, x):
     def loss(weights):
         hidden = x
