@@ -32,7 +32,8 @@ from jaxckpt.ir.scope import path_of_marks
 from jaxckpt.policy import ForwardValue, Match, Policy, Resolved, Rule, resolve
 from jaxckpt.policy.rule import globs
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?:^|[/_.\[])(\d+)(?=$|[/.\]])")
+"""A number that counts something in a place: "block_3", "layers/3"; the 2 of "GPT2" does not."""
 _OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 """Primitives whose forward rule is traced in differentiation alone."""
 
@@ -105,8 +106,7 @@ def arrays_and_rest(
 
 def _resolved(policy: Policy, graph: Graph, place: str) -> tuple[tuple[Resolved, ...], tuple[Rule, ...]]:
     """The decision about each value, and the rules on names that only differentiation shows."""
-    numbers = _NUMBER.findall(place)
-    layer = int(numbers[-1]) if numbers else None
+    layer = _layer(policy, place)
     hidden = _hidden(policy, graph)
     excused = frozenset(
         index for index, rule in enumerate(policy.rules) if index in hidden or _is_of_another_layer(rule, layer)
@@ -118,6 +118,28 @@ def _resolved(policy: Policy, graph: Graph, place: str) -> tuple[tuple[Resolved,
         error.add_note(f"in the scope {place or 'without a name'}")
         raise
     return resolved, tuple(policy.rules[index] for index in sorted(hidden))
+
+
+def _layer(policy: Policy, place: str) -> int | None:
+    """The number of the layer that a scope is in, or is; None where its place has no number."""
+    numbers = list(dict.fromkeys(map(int, _NUMBER.findall(place))))
+    if len(numbers) > 1 and any(_selects_layers(rule) for rule in policy.rules):
+        raise PolicyError(
+            f'policy "{policy.name}" selects layers by number, and the scope {place} has several numbers.',
+            got=f"the numbers {', '.join(map(str, numbers))}",
+            needed="a place with one number, or rules on scopes",
+            advice='scope = "*block_2/*" in place of layers = "2"; or jaxckpt.apply, which looks at the whole model',
+        )
+    return numbers[0] if numbers else None
+
+
+def _selects_layers(rule: Rule) -> bool:
+    return _of_layers(rule) != Match()
+
+
+def _of_layers(rule: Rule) -> Match:
+    """What a rule asks of the number of a layer."""
+    return Match(layers=rule.match.layers, every=rule.match.every)
 
 
 def _hidden(policy: Policy, graph: Graph) -> frozenset[int]:
@@ -134,10 +156,7 @@ def _hidden(policy: Policy, graph: Graph) -> frozenset[int]:
 
 def _is_of_another_layer(rule: Rule, layer: int | None) -> bool:
     """True if a rule selects layers by number, and this layer is none of them."""
-    match = Match(layers=rule.match.layers, every=rule.match.every)
-    if layer is None or match == Match():
-        return False
-    return not match.holds(ForwardValue(layer=layer))
+    return layer is not None and _selects_layers(rule) and not _of_layers(rule).holds(ForwardValue(layer=layer))
 
 
 def _arguments(graph: Graph) -> tuple[int, ...]:

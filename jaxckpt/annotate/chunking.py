@@ -122,6 +122,16 @@ class _ChunkedCall:
         self.results = tuple(leaves)
         self.joins = _joins_of(join, self.tree)
         self.out_axes = tuple(_out_axis(out_axis, leaf) for leaf in leaves)
+        joined = [
+            leaf.ndim for leaf, join in zip(leaves, self.joins, strict=True) if join == "concatenate" and leaf.ndim
+        ]
+        if joined and all(not -ndim <= out_axis < ndim for ndim in joined):
+            raise ChunkError(
+                "jaxckpt.chunked: no result has the axis along which results are joined.",
+                got=f"out_axis = {out_axis}, for results of at most {max(joined)} dimensions",
+                needed=f"an axis of -{max(joined)} to {max(joined) - 1}",
+                advice="out_axis=0",
+            )
 
     def run(self) -> Any:
         """The joined results."""
@@ -134,7 +144,10 @@ class _ChunkedCall:
             last, shared = self._traced(rests, uncut, size=split.rest)
             tail = jax.checkpoint(last)(rests, self._shared(shared))
             results = [self._with_rest(i, *each) for i, each in enumerate(zip(results, tail, strict=True))]
-        typed = [each.astype(result.dtype) for each, result in zip(results, self.results, strict=True)]
+        typed = [
+            each if each.dtype == result.dtype else each.astype(result.dtype)  # keys have no `astype`
+            for each, result in zip(results, self.results, strict=True)
+        ]
         return jax.tree.unflatten(self.tree, typed)
 
     def _pieces(self, index: int) -> tuple[jax.Array, jax.Array | None]:
@@ -264,7 +277,12 @@ def _split_of(
         bound = (bind(own) for (_, bind), own in zip(modules, held, strict=True))
         filled = static.filled(flat[: len(arrays)])
         args, kwargs = jax.tree.map(lambda leaf: next(bound) if flax_modules.is_linen(leaf) else leaf, filled)
-        return function(*args, **kwargs)
+        before = jax.tree.leaves((args, kwargs))
+        results = function(*args, **kwargs)
+        after = jax.tree.leaves((args, kwargs))
+        if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
+            raise _changed_argument(function)
+        return results
 
     size = -(-length // min(chunks, length))
     return _Split(
@@ -275,6 +293,15 @@ def _split_of(
         size=size,
         count=length // size,
         rest=length % size,
+    )
+
+
+def _changed_argument(function: Callable[..., Any]) -> ChunkError:
+    return ChunkError(
+        f"jaxckpt.chunked: {_called(function)} changes an argument, and changes inside of chunks are lost.",
+        got="an argument with other arrays after the call: in NNX the state of Dropout or BatchNorm",
+        needed="a function that returns all that it computes",
+        advice="random keys as an argument, one for each row; statistics among the results; or Linen modules",
     )
 
 

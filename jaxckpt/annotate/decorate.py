@@ -25,6 +25,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import ScopeError, closest_names
 from jaxckpt.annotate import flax_modules
 from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
+from jaxckpt.annotate.pytree_classes import register_like
 from jaxckpt.calling.calling import MARKS_ARE_READ
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Policy, new_mark
@@ -164,8 +165,12 @@ def _linen_class(cls: type, scope: Scope) -> type:
 
 def _subclass(cls: type, own: dict[str, Callable[..., Any]]) -> type:
     """A subclass of the same name with some methods of its own."""
-    same = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls)(cls.__name__, (cls,), {**same, **own})
+    same: dict[str, Any] = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    if not any("__dict__" in vars(each) for each in cls.__mro__):
+        same["__slots__"] = ()  # else objects of the class, which have no other fields, could not become its objects
+    scoped = type(cls)(cls.__name__, (cls,), {**same, **own})
+    register_like(cls, scoped)
+    return scoped
 
 
 def _with_marks(method: Callable[..., Any], name: str, policy: Policy | None) -> Callable[..., Any]:

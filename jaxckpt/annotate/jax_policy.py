@@ -199,10 +199,11 @@ def _with_result(
     """The value with type, size, FLOPs and traits of the equation's result; JAX passes the operands alone."""
     if not all(hasattr(aval, "dtype") for aval in avals):
         return value
-    specs = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)) for aval in avals
-    ]
-    equations = inline(jax.make_jaxpr(lambda *x: primitive.bind(*x, **params))(*specs)).equations
+
+    def bound(*operands: jax.Array) -> Any:
+        return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+    equations = inline(jax.make_jaxpr(bound)(*avals)).equations
     if not equations or not equations[-1].eqn.outvars:  # one that hands its operand on, or has an effect alone
         return value
     equation = equations[-1]

@@ -50,11 +50,11 @@ counted equation by equation. These rules mark the values that are materialised,
    (`merged_products`). Behind a product of several batch axes, of which XLA makes one, an epilogue ends before an
    operand that is repeated over the result: a scale, a bias, a mask. jax 0.10.2 goes on there.
 9. A matrix product that a library computes (`Rates.is_library_product`) applies nothing to what it loads, and to its
-   result at most a constant factor, the addition of one row or of another matrix, and a relu. XLA splits the kernel that
-   it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8) is a
-   kernel behind the product, which reads what the library wrote. A product with which nothing is fused is a library's,
-   too; one whose epilogue reads and writes so much that its kernel would wait for memory is none. What such a product
-   could have applied to one array (rule 1) is a kernel in front of each product that reads it.
+   result at most a constant factor, the addition of one row or of another matrix, and a relu. XLA splits the kernel
+   that it had fused. The operand is in memory from the first product that reads it on, and any other epilogue (rule 8)
+   is a kernel behind the product, which reads what the library wrote. A product with which nothing is fused is a
+   library's, too; one whose epilogue reads and writes so much that its kernel would wait for memory is none. What such
+   a product could have applied to one array (rule 1) is a kernel in front of each product that reads it.
 10. A product reads the parts of a concatenation, or what they repeat, if it sums over another axis. One that a library
    computes has a concatenation of its own for this. A product that sums over the axis reads the array itself, which is
    written in front of the first such product.

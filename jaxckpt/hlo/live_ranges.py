@@ -55,7 +55,7 @@ def live_ranges(
     positions = ((event, born(event.buffer_id)) for event in trace.events)
     events = [(event, at) for event, at in positions if at is not None]
     simulation = _Simulation(is_written, last_read)
-    for (event, at), ahead in zip(events, _following(events, end), strict=True):
+    for (event, at), ahead in zip(events, _following(events, is_written, end), strict=True):
         if event.kind == _FREE:
             simulation.free(event.buffer_id, ahead)
         else:
@@ -74,9 +74,10 @@ class _Simulation:
         self._space: dict[int, _Space] = {}
 
     def allocate(self, event: Message, born: int) -> None:
-        self.disorder += born < self._now
-        self._now = max(self._now, born)
         buffer, canonical = event.buffer_id, event.share_with_canonical_id
+        if self._is_written(buffer):  # the place of a loop's operand in a schedule says nothing of that of kernels
+            self.disorder += born < self._now
+            self._now = max(self._now, born)
         space = self._space.get(canonical) if event.kind == _SHARE else None
         if space is None or not space.members:
             if space is not None and space.born < born <= self.found[space.holder].dies:  # freed just before
@@ -112,12 +113,12 @@ class _Simulation:
             self.found[space.holder] = LiveRange(born=space.born, dies=dies)
 
 
-def _following(events: Sequence[tuple[Message, int]], end: int) -> list[int]:
-    """For each event the last position before the next allocation, by which a buffer that is freed here has ended."""
+def _following(events: Sequence[tuple[Message, int]], is_written: Callable[[int], bool], end: int) -> list[int]:
+    """For each event the last position before the next kernel's result, by which a buffer that is freed has ended."""
     following, ahead = [end] * len(events), end
     for index in range(len(events) - 1, -1, -1):
         following[index] = ahead
         event, born = events[index]
-        if event.kind != _FREE:
+        if event.kind != _FREE and is_written(event.buffer_id):
             ahead = born - 1
     return following

@@ -25,6 +25,7 @@ from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks, is_recomputed, path_of_marks
 _WRAPPED = re.compile(r"([A-Za-z_0-9]+)\((.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset({"jit", "pjit", "xla_call"})
 _LOOPS = re.compile(r"while/(body|cond)|cond/branch_\d+_fun")
+_SHARD_MAP = "shard_map"
 _SOURCES = frozenset({"parameter", "constant"})
 
 
@@ -85,11 +86,13 @@ def _split(op_name: str) -> list[str]:
 
 
 def _without_loops(tokens: list[str]) -> Iterator[str]:
-    """Drops what JAX writes for the bodies of loops and branches."""
+    """Drops what JAX writes for the bodies of loops and branches, and for functions of shards."""
     at = 0
     while at < len(tokens):
         if _LOOPS.fullmatch("/".join(tokens[at : at + 2])):
             at += 2
+        elif tokens[at] == _SHARD_MAP:
+            at += 1
         else:
             yield tokens[at]
             at += 1

@@ -87,10 +87,10 @@ def text_of_file(path: str | pathlib.Path, *, called: str, needed: str, advice: 
     """The text of a user's file; an `UnknownTargetError` if there is none."""
     try:
         return pathlib.Path(path).read_text("utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UnknownTargetError(
             f"{called} {path} cannot be read.",
-            got=f'"{path}" ({error.strerror})',
+            got=f'"{path}" ({error.strerror if isinstance(error, OSError) else error})',
             needed=needed,
             advice=advice,
             name=str(path),

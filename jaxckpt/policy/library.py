@@ -7,6 +7,7 @@ policy. Read after `policy`.
 
 import hashlib
 import itertools
+import os
 from pathlib import Path
 from typing import overload
 
@@ -62,16 +63,19 @@ def load_policy(path: str | Path) -> Policy:
       >>> isinstance(policy, jaxckpt.Policy)
       True
     """
+    is_text = "\n" in str(path)
     path = Path(path)
-    found = path if path.is_file() else _folder() / f"{path}.toml"
+    found = path if os.path.isfile(path) else _folder() / f"{path}.toml"  # of a long text `Path.is_file` is an OSError
     try:
         return Policy.from_toml(found.read_text())
     except (OSError, UnicodeDecodeError) as error:
+        got = f"{str(path).splitlines()[0]} ..." if is_text else str(path)
+        read_text = "jaxckpt.Policy.from_toml(text), which reads the text of a policy"
         raise PolicyError(
-            f"load_policy({str(path)!r}): there is no such policy.",
-            got=str(path),
-            needed=f"a TOML file, or one of {', '.join(policies())}{did_you_mean(str(path), policies())}",
-            advice="check the spelling, or write the policy: see policies/ for examples",
+            f"load_policy({got!r}): there is no such policy.",
+            got=got,
+            needed=f"a TOML file, or one of {', '.join(policies())}{did_you_mean(got, policies())}",
+            advice=read_text if is_text else "check the spelling, or write the policy: see policies/ for examples",
             problems=(str(error),),
         ) from error
     except PolicyError as error:

@@ -146,6 +146,14 @@ class Policy(Shown):
         from jaxckpt._files import write_to_place
         from jaxckpt.policy.edit import edited
 
-        path = Path(path)
-        text = edited(path.read_text(), self) if path.is_file() else self.to_toml()
-        write_to_place(path, text.encode(), called=f"Policy.save({str(path)!r})", error=PolicyError)
+        path, called = Path(path), f"Policy.save({str(path)!r})"
+        try:
+            text = edited(path.read_text(), self) if path.is_file() else self.to_toml()
+        except UnicodeDecodeError as error:
+            raise PolicyError(
+                f"{called}: the file there is no text.",
+                got=str(error),
+                needed="a path without a file, or of a TOML file, which is changed",
+                advice="choose another path, or remove the file",
+            ) from error
+        write_to_place(path, text.encode(), called=called, error=PolicyError)

@@ -31,6 +31,7 @@ from jaxckpt.policy.rule import ForwardValue, Match, Rule
 
 _DEFAULT: dict[str, Decision] = {"save": Save(), "recompute": Recompute()}
 _MOST_NAMED = 12
+_TEXTS = ("name", "scope", "primitive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ class _Resolver:
         problems = [
             f"rule {number} ({rule}) matches nothing{_suggestion(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
-            if number - 1 not in self._matched | self._excused and (not rule.optional or not self._matched)
+            if number - 1 not in self._matched | self._excused and not rule.optional
         ]
         if not self._has_regions:
             scopes = list(dict.fromkeys(each.scope for each in found if each.scope))[:_MOST_NAMED]
@@ -263,11 +264,15 @@ def _layers(graph: Graph) -> dict[str, int]:
 
 
 def _suggestion(rule: Rule, found: Sequence[ForwardValue]) -> str:
-    """The end of a message about a rule that matches nothing: the closest name, scope or primitive of the step."""
-    for key in ("name", "scope", "primitive"):
-        wanted = getattr(rule.match, key)
-        if wanted is None or any(Match(**{key: wanted}).holds(value) for value in found):
+    """The end of a message about a rule that matches nothing: the key that matches nothing by itself.
+
+    Of a name, scope or primitive the closest one of the step.
+    """
+    for key, wanted in rule.match.given.items():
+        if any(Match(**{key: wanted}).holds(value) for value in found):
             continue
+        if key not in _TEXTS:
+            return f"; nothing here has {key} = {wanted!r}" if len(rule.match.given) > 1 else ""
         known = sorted({text for value in found if (text := getattr(value, key))})
         if closest := closest_names(wanted, known, cutoff=0.5):
             return f"; the closest {key} is {closest[0]!r}"

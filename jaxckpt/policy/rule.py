@@ -107,10 +107,15 @@ class Match:
         traits = (self.batched, self.between_batched, self.random, self.collective)
         return any(key is not None for key in (self.name, self.primitive, self.boundary, *traits))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that are not None, in order."""
+        keys = (each.name for each in fields(self))
+        return {key: wanted for key in keys if (wanted := getattr(self, key)) is not None}
+
     def holds(self, forward_value: ForwardValue) -> bool:
         """True if every key that is given holds for a value."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return all(wanted is None or self._holds(key, wanted, forward_value) for key, wanted in given.items())
+        return all(self._holds(key, wanted, forward_value) for key, wanted in self.given.items())
 
     def _holds(self, key: str, wanted: object, forward_value: ForwardValue) -> bool:
         if key == "boundary":

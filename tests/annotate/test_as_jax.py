@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxckpt
 from tests.annotate.residuals import DOTS, SAVE_ALL, SAVE_NOTHING, assert_same, kept, policy
@@ -105,3 +106,24 @@ def test_equations_that_only_change_weak_types_or_have_effects_are_no_values(dra
         return jax.grad(lambda x: (function(x) ** 2).sum())(X)
 
     assert jnp.array_equal(gradient(jax.checkpoint(draw, policy=saved)), gradient(draw))
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.softplus, jax.nn.gelu, lambda x: jnp.logaddexp(x, 1.0)])
+def test_rules_on_sizes_decide_about_calls_with_their_own_derivative(function):
+    large = policy("min_bytes = 4").as_jax()
+    with_policy = jax.checkpoint(lambda x: function(jnp.sin(x)), policy=large)
+    assert_same(jax.grad(lambda x: with_policy(x).sum())(X), jax.grad(lambda x: function(jnp.sin(x)).sum())(X))
+
+
+def test_rules_on_sizes_decide_about_what_devices_exchange():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def summed(x):
+        return jax.lax.psum(jnp.sin(x), "d") * jnp.cos(x)
+
+    def loss(part):
+        shards = jax.shard_map(part, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
+        return lambda x: shards(x).sum()
+
+    large = policy("min_bytes = 4").as_jax()
+    assert_same(jax.grad(loss(jax.checkpoint(summed, policy=large)))(X), jax.grad(loss(summed))(X))

@@ -325,3 +325,27 @@ def test_a_mean_of_integers_is_refused(dtype):
 def test_axis_and_chunks_may_be_numpys_integers():
     in_chunks = chunked(jnp.sum, chunks=np.int64(2), axis=np.int64(0), join="sum")
     assert in_chunks(jnp.arange(8.0)) == 28.0
+
+
+def test_state_that_a_chunk_changes_is_refused():
+    """A mask of dropout would be the same for all chunks, and at the next call again."""
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    in_chunks = chunked(lambda module, x: module(x), chunks=2, axis=(None, 0))
+    with pytest.raises(ChunkError, match="changes an argument"):
+        in_chunks(dropout, jnp.ones((8, 4)))
+    assert dropout.rngs.count[...] == 0
+
+
+def test_random_keys_may_be_results():
+    def keys(rows, key):
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+    rows, key = jnp.arange(10), jax.random.key(0)
+    in_chunks = chunked(keys, chunks=3, axis=(0, None))
+    assert (jax.random.key_data(in_chunks(rows, key)) == jax.random.key_data(keys(rows, key))).all()
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_an_axis_that_no_result_has_is_refused(axis):
+    with pytest.raises(ChunkError, match=f"out_axis = {axis}, for results of at most 2 dimensions"):
+        chunked(lambda x: 2 * x, chunks=2, out_axis=axis)(jnp.ones((8, 4)))

@@ -2,12 +2,14 @@
 
 import gc
 import threading
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import jaxckpt
 from jaxckpt import scope
@@ -350,3 +352,61 @@ def test_static_methods_and_class_methods_stay_what_they_are():
     for call in (marked.doubled, marked().doubled, marked.scaled, marked().scaled):
         assert jnp.array_equal(call(jnp.ones(3)), jnp.sin(2.0 * jnp.ones(3)))
         assert "remat" in str(jax.make_jaxpr(jax.grad(lambda x, call=call: call(x).sum()))(jnp.ones(3)))
+
+
+def as_dataclass(cls):
+    return jax.tree_util.register_dataclass(dataclass(cls))
+
+
+def as_slots(cls):
+    return jax.tree_util.register_dataclass(dataclass(frozen=True, slots=True)(cls))
+
+
+def as_node(cls):
+    def flatten(self):
+        return (self.weight,), None
+
+    def build(self, weight):
+        self.weight = weight
+
+    methods = {"__init__": build, "tree_flatten": flatten, "tree_unflatten": classmethod(lambda cls, _, own: cls(*own))}
+    for name, method in methods.items():
+        setattr(cls, name, method)
+    return jax.tree_util.register_pytree_node_class(cls)
+
+
+@pytest.mark.parametrize("kind", [as_dataclass, as_slots, as_node, struct.dataclass])
+@pytest.mark.parametrize("of_object", [False, True])
+def test_a_scoped_pytree_stays_one(kind, of_object):
+    class Block:
+        weight: jax.Array
+
+        def __call__(self, x):
+            return jnp.tanh(jnp.tanh(x @ self.weight) @ self.weight)
+
+    cls = kind(Block)
+    plain, scoped = cls(W), scope(cls(W), policy=DOTS) if of_object else scope(cls, policy=DOTS)(W)
+
+    def gradient(block):
+        return jax.grad(lambda block: block(X).sum())(block)
+
+    found = gradient(scoped)
+    assert type(found) is type(scoped)
+    assert (found.weight == gradient(plain).weight).all()
+    paths = [jax.tree_util.tree_flatten_with_path(block)[0][0][0] for block in (plain, scoped)]
+    assert paths[0] == paths[1]
+    assert count(gradient, scoped)["dot_general"] == count(gradient, plain)["dot_general"]
+    assert count(gradient, scoped)["tanh"] > count(gradient, plain)["tanh"]
+
+
+def test_an_object_with_slots_keeps_its_fields():
+    @dataclass(frozen=True, slots=True)
+    class Scaled:
+        factor: float
+
+        def __call__(self, x):
+            return self.factor * jnp.tanh(x)
+
+    scoped = scope(Scaled(2.0), policy=SAVE_NOTHING)
+    assert (scoped.factor, isinstance(scoped, Scaled)) == (2.0, True)
+    assert (scoped(X) == Scaled(2.0)(X)).all()

@@ -143,6 +143,20 @@ def test_rules_know_the_layer_of_the_module():
     assert count(lambda v: gradient(model, v), variables)["tanh"] == 4 + 2
 
 
+def test_rules_on_layers_are_refused_where_a_place_has_several_numbers():
+    """Flax numbers modules without a name: `block_2/Normed_0` is in layer 2, and `Encoder_0/Block_2` is, too."""
+    chosen = policy('layers = "0-1"\nprimitive = "tanh"')
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return scope(Normed, policy=chosen)()(x)
+
+    with pytest.raises(jaxckpt.PolicyError, match="block_2/Normed_0 has several numbers"):
+        Block(name="block_2").init(jax.random.key(0), X)
+    Block().init(jax.random.key(0), X)
+
+
 @pytest.mark.parametrize("chosen", [SAVE_NOTHING, DOTS], ids=["nothing", "dots"])
 def test_a_scoped_class_may_be_scanned(chosen):
     def stack(layer):

@@ -69,6 +69,14 @@ def test_memory_freed_and_reused_in_a_loop_is_free_in_between():
     assert 4 not in found
 
 
+def test_the_place_of_a_loops_operand_says_nothing_of_kernels():
+    """XLA writes the operand of a loop in a loop behind copies of the body, which its heap allocates after it."""
+    events = [(ALLOCATE, 1), (SHARE, 2, 1), (ALLOCATE, 3), (FREE, 3), (FREE, 1), (FREE, 2)]
+    found, disorder = read(events, {1: 0, 2: 6, 3: 4}, last_read={2: 7, 3: 5}, handed_on={2})
+    assert found == {1: LiveRange(born=0, dies=7), 3: LiveRange(born=4, dies=5)}
+    assert disorder == 0
+
+
 def test_what_is_never_freed_lives_to_the_end():
     assert read([(ALLOCATE, 1)], {1: 3})[0] == {1: LiveRange(born=3, dies=9)}
 

@@ -15,6 +15,7 @@ from jaxckpt.hlo.origin import mark_depth
         ("jit(step)/transpose(jvp())/mul", "", "mul", Part.BACKWARD),
         ("jit(step)/jvp(GPT)/Embed_0/jit(_take)/and", "GPT/Embed_0", "and", Part.FORWARD),
         ("jit(f)/jvp(net)/while/body/closed_call/layer/tanh", "net/layer", "tanh", Part.FORWARD),
+        ("jit(f)/jvp(net)/shard_map/layer/tanh", "net/layer", "tanh", Part.FORWARD),
         ("jit(f)/jvp(net)/cond/branch_2_fun/layer/tanh", "net/layer", "tanh", Part.FORWARD),
         ("jit(f)/transpose(jvp(net))/checkpoint/rematted_computation/b/sin", "net/b", "sin", Part.RECOMPUTE),
         ("jit(f)/jvp(GPT)/bqhd,bkhd->bhqk/dot_general", "GPT/bqhd,bkhd->bhqk", "dot_general", Part.FORWARD),

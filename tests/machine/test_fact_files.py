@@ -109,3 +109,10 @@ def test_a_file_that_is_not_there_is_an_unknown_target(tmp_path):
         load_facts(tmp_path / "none.toml")
     assert isinstance(caught.value, LookupError)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_file_that_is_no_text_is_an_unknown_target(tmp_path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnknownTargetError, match="cannot be read"):
+        load_facts(path)

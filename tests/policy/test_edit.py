@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 
+from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Offload, Recompute, Save
 from jaxckpt.policy import Match, Policy, Regions, Rule
 from jaxckpt.policy.edit import edited
@@ -123,3 +124,11 @@ def test_any_policy_becomes_any_other(before, after):
 @given(texts_like_policies, policies)
 def test_any_text_becomes_the_policy(text, policy):
     assert Policy.from_toml(edited(text, policy)) == policy
+
+
+def test_a_file_that_is_no_text_is_not_changed(tmp_path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PolicyError, match="is no text"):
+        POLICY.save(path)
+    assert path.read_bytes() == b"\xff\xfe\x00"

@@ -143,7 +143,9 @@ def test_a_call_of_elementwise_work_is_elementwise():
         (Match(primitive="dot_genral"), "closest primitive is 'dot_general'"),
         (Match(scope="net/layer_9"), "closest scope is 'net/layer_"),
         (Match(name="qkv"), "nothing here has a name"),
-        (Match(primitive="tanh", min_flops=10**9), "though each of its keys does"),
+        (Match(primitive="tanh", min_flops=10**9), "nothing here has min_flops = 1000000000"),
+        (Match(min_bytes=10**9), "matches nothing"),
+        (Match(primitive="tanh", scope="net/layer_0", layers="1"), "though each of its keys does"),
     ],
 )
 def test_a_rule_that_matches_nothing_is_an_error_with_a_hint(match, said):
@@ -151,6 +153,13 @@ def test_a_rule_that_matches_nothing_is_an_error_with_a_hint(match, said):
     with pytest.raises(PolicyError, match=r"rule 2 .* matches nothing") as caught:
         resolve(policy, layered())
     assert said in str(caught.value) and "mine" in str(caught.value)
+
+
+@pytest.mark.parametrize("default", ["save", "recompute"])
+def test_an_optional_rule_may_match_nothing_and_be_the_only_one(default):
+    optional = Rule(match=Match(name="nowhere"), decision=Save(), optional=True)
+    decisions = {each.decision for each in resolve(Policy(rules=(optional,), default=default), layered())}
+    assert decisions == {Save() if default == "save" else Recompute()}
 
 
 matches = st.builds(

@@ -75,3 +75,9 @@ def test_every_key_says_what_it_means():
                 yield from keys(child)
 
     assert not [name for name, key in keys(policy_schema()) if not key.get("description")]
+
+
+def test_the_text_of_a_policy_is_no_path():
+    text = 'default = "recompute"\n' + '[[rule]]\nprimitive = "dot_general"\ndecision = "save"\n' * 6
+    with pytest.raises(PolicyError, match=r"Policy\.from_toml\(text\)"):
+        load_policy(text)
