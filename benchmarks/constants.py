@@ -164,7 +164,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "Limits.too_slow": _of(1.0, 1.05, 1.2),
     "Limits.margins": _of((0.0, 0.0, 0.0), (0.001, 0.02, 0.1), (0.01, 0.05, 0.2)),
     "Limits.rules_order": _of(0.9, 0.97, 1.0),
-    "Limits.same_figures": _of(0.0, 0.0005, 0.005),
+    "jaxckpt.planner.candidate_pool._SAME_FIGURES": _of(0.0, 0.0005, 0.005),
     "jaxckpt.planner.search._MISSES": _of(2, 3, 5),
     "Limits.larger_plans": _of(1, 4, 8),
     "Limits.growth": _of(1.1, 1.25, 1.5),

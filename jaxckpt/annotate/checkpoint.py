@@ -138,7 +138,7 @@ def _selects_layers(rule: Rule) -> bool:
 
 
 def _of_layers(rule: Rule) -> Match:
-    """What a rule asks of the number of a layer."""
+    """The keys of a rule that select layers by number."""
     return Match(layers=rule.match.layers, every=rule.match.every)
 
 

@@ -25,8 +25,6 @@ class Limits:
       rules_order: Until a simple rule was compiled, seconds of rules are taken as at most this share of the expected
         ones: the model's order of two plans that differ by less is often wrong. 0.9 takes a quarter more compiles, 1 a
         twelfth fewer.
-      same_figures: A rule is not compiled if its predicted bytes and seconds differ by less than this share from those
-        of a compiled plan that fits. In the battery no such rule was better than that plan.
       larger_plans: Plans above the budget that are solved for a mixture, by budgets that grow by `growth` each. 1, 4
         and 8 end at the same plans.
       growth: The factor between these budgets. 1.1, 1.25 and 1.5 end at the same plans.
@@ -49,7 +47,6 @@ class Limits:
     too_slow: float = 1.05
     rules_order: float = 0.97
     margins: tuple[float, ...] = (0.001, 0.02, 0.1)
-    same_figures: float = 0.0005
     larger_plans: int = 4
     growth: float = 1.25
     tilings: int = 3
