@@ -474,7 +474,7 @@ def figures_of(name: str, value: Any) -> Figures:
         return of_reports(name, value)
     if name == "Limits.asked":
         return of_frontiers(value)
-    if name.startswith("Limits"):
+    if name.startswith(("Limits", "jaxckpt.planner.search", "jaxckpt.planner.candidate_pool")):
         return (of_batches if "batch" in name else of_search)(name, value)
     if name == "jaxckpt.schedule.prefetch._MOST_DESCENDANTS":  # which only offloaded values read
         return of_plans(name, value)
