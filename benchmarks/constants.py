@@ -415,15 +415,16 @@ def of_search(name: str, value: Any) -> Figures:
 def _searched(name: str = "", value: Any = None) -> dict[str, tuple[float, int, int]]:
     """Seconds, total and compiles of the plan for each step and budget."""
     found = {}
-    limits = replace(Limits(), **{name.rpartition(".")[2]: value}) if name else Limits()
-    for case in SEARCHED:
-        known = planner(case)
-        modelled = Modelled.of_traced(known.traced, target=known.target)
-        modelled.limits = limits
-        for share, budget in zip(SHARES, budgets(case), strict=True):
-            plan = modelled.plan(budget=modelled.fixed_bytes + budget)
-            assert plan.footprint is not None
-            found[f"{case} {share}"] = plan.estimated_step_s, plan.footprint.total_bytes, len(plan.attempts)
+    limits = replace(Limits(), **{name.rpartition(".")[2]: value}) if name.startswith("Limits") else Limits()
+    with with_value(name, value) if name else nullcontext():
+        for case in SEARCHED:
+            known = planner(case)
+            modelled = Modelled.of_traced(known.traced, target=known.target)
+            modelled.limits = limits
+            for share, budget in zip(SHARES, budgets(case), strict=True):
+                plan = modelled.plan(budget=modelled.fixed_bytes + budget)
+                assert plan.footprint is not None
+                found[f"{case} {share}"] = plan.estimated_step_s, plan.footprint.total_bytes, len(plan.attempts)
     return found
 
 
