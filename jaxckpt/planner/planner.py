@@ -387,12 +387,16 @@ class Planner:
     def floor_of(self, smallest: Footprint) -> Floor:
         """The floor of the smallest plan, from its compiled footprint."""
         found, allow = floor_of(smallest, self.graph, step=self.traced.name), self.options.allow
-        found = found if "chunk" in allow else found.with_remedies(self._chunk_remedies())
+        found = found if "chunk" in allow else found.with_remedies(self._chunk_remedies(smallest.temp_bytes))
         return found.with_remedies(self._state_remedies())
 
-    def _chunk_remedies(self) -> Iterator[Remedy]:
-        """Rows in pieces as a remedy, if the step has such rows."""
+    def _chunk_remedies(self, temp_bytes: int) -> Iterator[Remedy]:
+        """Rows in pieces as a remedy, if the step has such rows, for a smallest plan of so many compiled temporaries.
+
+        The predicted share of the temporaries is taken: the model may be off for the smallest plan.
+        """
         pieces, saved_bytes = self._chunk_estimate
+        saved_bytes = saved_bytes * temp_bytes // max(1, self.solver.min_memory_plan.predicted.temp_bytes)
         yield Remedy(
             title="rows in pieces",
             how=f"The step has rows that it treats alike, in {pieces} pieces by the planner: forward and backward of a"

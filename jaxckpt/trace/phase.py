@@ -154,7 +154,7 @@ def phases_from_liveness(program: FlatProgram) -> PhaseAssignment:
     the update do not count. It is an error where fewer than two values are live at the best split, where they are not
     read in reverse order, and where the only gradient is in the body of a loop or branch.
     """
-    if _primitive_with_gradient(program) is not None:
+    if _equation_with_gradient(program) is not None:
         raise no_gradient(program, "no gradient at the step's own level")
     reads = _read_positions(program.equations)
     change_bytes = [0] * (len(program.equations) + 1)
@@ -196,25 +196,29 @@ def _read_positions(equations: Sequence[Equation]) -> dict[jex.Var, list[int]]:
 
 def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     """The error for a step without a backward pass, with advice."""
-    hidden = _primitive_with_gradient(program)
+    hidden = _equation_with_gradient(program)
+    name = None if hidden is None else hidden.primitive.name
     needed = "jax.grad, jax.value_and_grad or jax.vjp at the step's own level, and results that depend on the gradients"
     advice = "the function as you jit it: loss, backward and update, with the new state among its results"
     if hidden is not None:
-        found = f"a gradient inside a `{hidden}`, and none around it"
-        advice = f"the body of that `{hidden}` as the step (with gradient accumulation: one microbatch)"
+        found = f"a gradient inside a `{name}`, and none around it"
+        advice = f"the body of that `{name}` as the step (with gradient accumulation: one microbatch)"
+        if hidden.effects:
+            found = f"a gradient inside a `{name}` with effects ({', '.join(sorted(map(str, hidden.effects)))})"
+            advice = f"the `{name}` without jax.debug.print, callbacks and references: with effects it stays as it is"
     return NoGradientError(
         "no backward pass was found in the step, so there is nothing to save or to recompute.",
         got=f"{found} ({len(program.equations)} equations)",
         needed=needed,
         advice=advice,
-        hidden_in=hidden,
+        hidden_in=name,
     )
 
 
-def _primitive_with_gradient(program: FlatProgram) -> str | None:
-    """The primitive of an equation with a backward pass in its body."""
+def _equation_with_gradient(program: FlatProgram) -> jex.JaxprEqn | None:
+    """The first equation with a backward pass in its body."""
     eqns = (equation.eqn for equation in program.equations)
-    return next((e.primitive.name for e in eqns if any(map(has_transpose, jex.jaxprs_in_params(e.params)))), None)
+    return next((eqn for eqn in eqns if any(map(has_transpose, jex.jaxprs_in_params(eqn.params)))), None)
 
 
 ### Moving to the forward pass

@@ -142,7 +142,8 @@ class Runnable:
                 if not exact:
                     return list(jax.block_until_ready(call.run()))
                 stage = call.trace()
-                return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *map(_array, call.leaves))
+                results = run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *map(_array, call.leaves))
+                return list(map(_array, results))  # a step may return Python's numbers
         except jax.errors.JaxRuntimeError as error:
             device = jax.devices()[0]
             raise UnverifiableError(

@@ -106,6 +106,16 @@ def test_the_error_of_an_unknown_name_has_the_known_ones(name):
     assert "h200, rtx-pro-6000" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("a100", '"a100-40" or "a100-80"'), ("gpu", '"h200"; jaxckpt.targets() lists all'), ("h20", '"h200"')],
+)
+def test_advice_names_devices_that_are_meant(name, advice):
+    with pytest.raises(UnknownTargetError) as caught:
+        Target(name)
+    assert str(caught.value).endswith(f"Try:    {advice}")
+
+
 def test_the_closest_name_is_offered():
     with pytest.raises(UnknownTargetError) as caught:
         Target("a100_80")

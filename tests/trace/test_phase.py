@@ -178,3 +178,16 @@ def test_a_gradient_inside_a_loop_is_pointed_at():
         trace_step(accumulated, W, X[None], open_loops=False)
     assert caught.value.hidden_in == "scan"
     assert "microbatch" in str(caught.value)
+
+
+def test_a_loop_that_stays_as_it_is_for_its_effects_is_said_to_have_some():
+    def accumulate(w, x):
+        def one(total, row):
+            loss, gradient = jax.value_and_grad(lambda w: jnp.tanh(jnp.tanh(w * row)).sum())(w)
+            jax.debug.print("{loss}", loss=loss)
+            return total + gradient, loss
+
+        return jax.lax.scan(one, jnp.zeros_like(w), x)
+
+    with pytest.raises(NoGradientError, match=r"a `scan` with effects .*\n.*\n.*without jax.debug.print"):
+        trace_step(accumulate, jnp.ones(4), jnp.ones((3, 4)))

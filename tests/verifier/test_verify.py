@@ -254,3 +254,11 @@ def test_integers_that_floats_do_not_tell_apart_differ():
 def test_a_value_that_is_not_finite_has_no_gap():
     found = difference("", np.float32([np.inf, 1.0]), np.float32([2.0, 1.0]), Tolerance(relative=0.0, absolute=0.0))
     assert (found.differing, found.not_finite_differing, found.max_absolute, found.ok) == (1, 1, 0.0, False)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_results_may_be_numbers_of_python(exact):
+    def step(x):
+        return {"x": jnp.sin(x), "rate": 0.1, "epoch": 3, "done": True}
+
+    assert verify(step, step, jnp.ones(3), exact=exact).ok
