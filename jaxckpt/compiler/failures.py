@@ -36,7 +36,7 @@ COMPILE_FAILURES = (
         signs=("Unknown backend", "host_callbacks"),
         meaning="it calls back to Python, which does not compile without the device",
         needed="no jax.debug.print, pure_callback, io_callback or eqx.error_if in the step",
-        advice='hand in the step without them, which take no device memory, and apply the plan to it; or target="attached"',
+        advice='plan and train the step without them, which take no device memory; or target="attached"',
     ),
     CompileFailure(
         signs=("No such compile option", "While setting option"),

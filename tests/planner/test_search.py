@@ -240,10 +240,11 @@ def test_a_model_that_predicts_too_little_is_not_expected_to_predict_too_much(er
     assert pool.overprediction == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("factor", "is_tried"), [(1.0, False), (1.1, True)])
-def test_a_rule_with_the_figures_of_a_plan_that_fits_is_not_compiled(factor, is_tried):
+@pytest.mark.parametrize(("factor", "slowdown", "is_tried"), [(1.0, 1.0, False), (1.1, 1.0, True), (1.0, 1.02, True)])
+def test_a_rule_with_the_figures_of_a_plan_that_fits_is_not_compiled(factor, slowdown, is_tried):
     """In an LSTM the solver's plan decided what a rule does but for rounding, and the rule was compiled again."""
     planner = planner_of(lambda _: factor)
+    planner.step_s_with_stalls = lambda compiled: slowdown * compiled.plan.predicted.step_s
     rule, rules = max(planner.simple_rules, key=lambda plan: plan.predicted.total_bytes), SimpleRules()
     figures = replace(rule.predicted, step_s=(1 + 1e-4) * rule.predicted.step_s)
     pool = CandidatePool(planner, rule.predicted.total_bytes, Limits())
