@@ -72,7 +72,7 @@ class Loop:
 
     Attributes:
       id: Its position in `Graph.loops`.
-      length: Trip count.
+      length: Trip count; 1 for a while, whose trip count is not known.
       reverse: True if the first iteration reads the last slice.
       parent: The loop in whose body it stands, or None.
       rolled: True if it is a loop for the compiler too; one of a single iteration, or fully unrolled, is not.

@@ -1,4 +1,4 @@
-"""Outlining: open loops become scan equations, open branches conds, and open bodies of `shard_map` equations of that.
+"""Outlining: open loops become scans and whiles, open branches conds, and open bodies of `shard_map` equations of that.
 
 Neighbouring equations of one loop are the body of one scan. An analysis in eight passes says what each loop reads and
 gives (`interfaces`, `stack_indexing`); then scans and conds are written level by level from what the passes found.
@@ -29,6 +29,7 @@ from jaxckpt.program.flat_program import (
     ManualMesh,
     OpenLoop,
     body_jaxpr,
+    is_while,
     with_name_stack,
 )
 from jaxckpt.program.open_loops import is_loop_boundary
@@ -113,7 +114,7 @@ class _Outliner:
             parent, cond = self.tree.parent(loop), self.interfaces.conds.get(loop)
             yield from (self._named_within(eqn, parent) for eqn in self.interfaces.loops[loop].before)
             if cond is None:
-                yield self._scan(loop, group, depth)
+                yield self._loop(loop, group, depth)
             elif last[cond.branches] == loop:
                 yield self._cond(cond, branches, depth)
 
@@ -143,7 +144,7 @@ class _Outliner:
         common = _compat.common_names(around, stack)
         return with_name_stack(eqn, stack[common:]) if common else eqn
 
-    def _scan(self, loop: int, equations: list[Equation], depth: int) -> jex.JaxprEqn:
+    def _loop(self, loop: int, equations: list[Equation], depth: int) -> jex.JaxprEqn:
         interface, template = self.interfaces.loops[loop], self.tree.loops[loop].eqn
         body = [e for e in equations if not is_loop_boundary(e.eqn) or e.loop != loop or e.eqn.params["loop"] != loop]
         eqns = [
@@ -151,7 +152,8 @@ class _Outliner:
             *self.level(body, depth + 1),
             *(self._named_within(eqn, loop) for eqn in interface.after),
         ]
-        return self._named_within(_scan_eqn(interface, eqns, template), self.tree.parent(loop))
+        write = _while_eqn if is_while(template) else _scan_eqn
+        return self._named_within(write(interface, eqns, template), self.tree.parent(loop))
 
     def _cond(self, cond: Cond, branches: Mapping[int, Sequence[Equation]], depth: int) -> jex.JaxprEqn:
         """The cond of some branches, whose equations may be none."""
@@ -179,6 +181,32 @@ def _scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: 
         outvars=[*(carry.final for carry in carries), *(stack for _, stack in stacks)],
         effects=jaxpr.effects,
         params=_compat.scan_params(template.params, jex.ClosedJaxpr(jaxpr, ()), *sizes),
+    )
+
+
+def _while_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: jex.JaxprEqn) -> jex.JaxprEqn:
+    """The while equation of a loop; its condition ignores what plans have added to the carry."""
+    assert not interface.slices and not interface.stacks, "no other loop has the iterations of a while"
+    constants, carries, condition = interface.constants, interface.carries, template.params["cond_jaxpr"]
+    body = body_jaxpr(
+        invars=[*constants, *(carry.current for carry in carries)],
+        outvars=[carry.following for carry in carries],
+        eqns=eqns,
+        template=template.params["body_jaxpr"],
+    )
+    tested = condition.jaxpr.invars
+    invars = [*tested, *(jex.Var(carry.current.aval) for carry in carries[len(tested) :])]
+    params = {
+        "cond_jaxpr": jex.ClosedJaxpr(body_jaxpr(invars, condition.jaxpr.outvars, condition.jaxpr.eqns, condition), ()),
+        "cond_nconsts": 0,
+        "body_jaxpr": jex.ClosedJaxpr(body, ()),
+        "body_nconsts": len(constants),
+    }
+    return template.replace(
+        invars=[*constants, *(carry.init for carry in carries)],
+        outvars=[carry.final for carry in carries],
+        effects=body.effects,
+        params={**template.params, **params},
     )
 
 

@@ -65,6 +65,11 @@ class Equation:
         return (atom for atom in self.eqn.invars if isinstance(atom, jex.Var))
 
 
+def is_while(eqn: jex.JaxprEqn) -> bool:
+    """True for a loop that ends when its condition says so."""
+    return bool(eqn.primitive.name == "while")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondBranch:
     """The part of a branch in its open cond, whose operand `index` selects the branch.
@@ -82,7 +87,7 @@ class OpenLoop:
     """A loop, or a branch of a cond, whose body is inlined into a program.
 
     Attributes:
-      eqn: The scan or cond that was opened, under its full name stack.
+      eqn: The scan, while or cond that was opened, under its full name stack.
       parent: The loop whose body contains this one, or None.
       offset: For one of the loops that a loop was split into: its first slice of the arrays that all of them go through
         and stack into. None for a loop that is not split.
@@ -107,14 +112,19 @@ class OpenLoop:
     cond_branch: CondBranch | None = None
 
     @property
+    def is_while(self) -> bool:
+        """True for a loop whose trip count is not known."""
+        return is_while(self.eqn)
+
+    @property
     def length(self) -> int:
-        """The trip count; 1 for a branch."""
-        return 1 if self.cond_branch is not None else int(self.eqn.params["length"])
+        """The trip count; 1 for a branch, and for a while."""
+        return 1 if self.cond_branch is not None or self.is_while else int(self.eqn.params["length"])
 
     @property
     def reverse(self) -> bool:
         """True if the loop begins with the last slice."""
-        return self.cond_branch is None and bool(self.eqn.params["reverse"])
+        return self.cond_branch is None and not self.is_while and bool(self.eqn.params["reverse"])
 
     def stacked_aval(self, aval: jax.core.AbstractValue) -> jax.core.AbstractValue:
         """The type that holds a value of every iteration: a stack for a loop, the value's own type for a branch."""

@@ -31,6 +31,7 @@ from jaxckpt.program.flat_program import (
     FlatProgram,
     array_spec,
     constants_of,
+    is_while,
     open_jaxpr,
     own_debug_info,
     with_name_stack,
@@ -154,7 +155,7 @@ class _Inliner:
 
     def _inline_eqn(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack, fresh: bool) -> None:
         if self.open_loops and can_open_loop(eqn, stack):
-            self._open_scan(eqn, reads, env, stack=stack)
+            (self._open_while if is_while(eqn) else self._open_scan)(eqn, reads, env, stack=stack)
         elif self.open_loops and can_open_cond(eqn, reads, stack):
             self._open_cond(eqn, reads, env, stack=stack)
         elif self.open_loops and can_open_shard_map(eqn, stack):
@@ -216,6 +217,25 @@ class _Inliner:
         for outer, value in zip(eqn.outvars[len(carry) :], results[len(carry) :], strict=True):
             env[outer] = stack = jex.Var(outer.aval)
             self._join(opener.stack(loop, value, stack))
+
+    def _open_while(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
+        """Replaces a while by the equations of one iteration; what its condition reads besides joins the carry."""
+        around, opener, body = self.loop, self.opener, eqn.params["body_jaxpr"]
+        self.loop = loop = opener.begin(with_name_stack(eqn, stack), around, manual=self.manual)
+        inner, inner_env = open_jaxpr(body), self._constants_env(body)
+        of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        tested, constants = reads[:of_condition], reads[of_condition : of_condition + of_body]
+        carry = reads[of_condition + of_body :]
+        avals = [*(atom.aval for atom in tested), *(variable.aval for variable in inner.invars[of_body:])]
+        current = [jex.Var(aval) for aval in avals]
+        for index, (initial, variable) in enumerate(zip([*tested, *carry], current, strict=True)):
+            self._join(opener.boundary(CARRY, loop, [initial], [variable], index=index))
+        inner_env.update(zip(inner.invars, [*constants, *current[of_condition:]], strict=True))
+        results = self.inline_body(inner, inner_env, stack=stack)
+        self.loop = around
+        last = [jex.Var(aval) for aval in avals]
+        self._join(opener.boundary(END, loop, [*current[:of_condition], *results], last))
+        env.update(zip(eqn.outvars, last[of_condition:], strict=True))
 
     def _open_cond(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a cond by the equations of its branches, one branch after the other."""

@@ -1,7 +1,8 @@
 """Opens loops and conds: equations of bodies join the program, between equations that carry, slice, stack and select.
 
 1. Opened are scans without effects that belong to a gradient: differentiated ones, and those with a gradient inside.
-   So are conds, each branch as a loop of one iteration.
+   So are conds, each branch as a loop of one iteration, and whiles with a gradient inside: JAX differentiates no while
+   in reverse. How often a while iterates is not known; figures are those of one iteration.
 2. What a later scan slices and an earlier one stacked is one value of an iteration: the later body reads it where the
    earlier body computes it. So a forward scan and its backward scan need not be paired: their values are. A later cond
    over the same index reads, in each branch, what the same branch of an earlier cond computes.
@@ -33,6 +34,7 @@ from jaxckpt.program.flat_program import (
     OpenLoop,
     Params,
     boundary_eqn,
+    is_while,
     open_jaxpr,
     with_name_stack,
 )
@@ -48,8 +50,14 @@ _UNDEFINED = frozenset({"empty", "empty2"})
 
 
 def can_open_loop(eqn: jex.JaxprEqn, name_stack: NameStack) -> bool:
-    """True if an equation is a scan without effects that is part of a gradient."""
-    if eqn.primitive.name != "scan" or _compat.lasting_effects(eqn.effects) or eqn.params["length"] < 1:
+    """True if an equation is a scan without effects that is part of a gradient, or a while with a gradient inside."""
+    if _compat.lasting_effects(eqn.effects):
+        return False
+    if is_while(eqn):
+        marks = _compat.name_stack_marks(name_stack)
+        is_differentiated = JVP in marks or TRANSPOSE in marks
+        return not is_differentiated and has_transpose(eqn.params["body_jaxpr"]) and not eqn.params["cond_jaxpr"].consts
+    if eqn.primitive.name != "scan" or eqn.params["length"] < 1:
         return False
     return belongs_to_gradient(name_stack, [eqn.params["jaxpr"]])
 
@@ -115,6 +123,8 @@ class Visibility:
 
     def _extent(self, loop: int) -> Hashable:
         opened = self._loops[loop]
+        if opened.is_while:
+            return ("while", loop)  # no two whiles are known to iterate equally often
         if (of_cond := opened.cond_branch) is None:
             return opened.length
         return (self._current(of_cond.index), of_cond.branch.position, of_cond.branch.of)

@@ -104,6 +104,6 @@ def _with_scheduled_loops(traced: Traced) -> FlatProgram:
 
 
 def _is_plain(opened: OpenLoop) -> bool:
-    """True for a loop that is neither a part of a split loop, nor over the iterations of a tile, nor of one device."""
-    iterates_itself = opened.offset is None and not opened.is_inner_tile
+    """True for a scan that is neither a part of a split loop, nor over the iterations of a tile, nor of one device."""
+    iterates_itself = opened.offset is None and not opened.is_inner_tile and not opened.is_while
     return iterates_itself and opened.cond_branch is None and opened.manual is None

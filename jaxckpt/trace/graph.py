@@ -105,7 +105,7 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
         length=loop.length,
         reverse=loop.reverse,
         parent=loop.parent,
-        rolled=branch is not None or loop.length > unroll,
+        rolled=branch is not None or loop.is_while or loop.length > unroll,
         unroll=unroll,
         is_clone=loop.is_clone,
         branch=branch,
