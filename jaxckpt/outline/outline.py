@@ -186,7 +186,7 @@ def _scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: 
 
 def _while_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: jex.JaxprEqn) -> jex.JaxprEqn:
     """The while equation of a loop; its condition ignores what plans have added to the carry."""
-    assert not interface.slices and not interface.stacks, "no other loop has the iterations of a while"
+    assert not [*interface.slices, *interface.stacks], "no other loop has the iterations of a while"
     constants, carries, condition = interface.constants, interface.carries, template.params["cond_jaxpr"]
     body = body_jaxpr(
         invars=[*constants, *(carry.current for carry in carries)],
