@@ -71,7 +71,7 @@ def chunked(
 
     Raises:
       ChunkError: The arguments above contradict each other; or, when called: an argument has no such axis, lengths
-        along the axis differ, or results cannot be joined in this way.
+        along the axis differ, an NNX module changes its state, or results cannot be joined in this way.
 
     Example:
       >>> def loss(hidden, labels, embedding):
@@ -271,17 +271,18 @@ def _split_of(
     length = _length(function, list(zip(map(_path, paths), arrays, axis_of, strict=True)))
     modules = [flax_modules.opened(leaf) for _, leaf in pairs if flax_modules.is_linen(leaf)]
     variables, tree = jax.tree.flatten([held for held, _ in modules])
+    has_nnx = flax_modules.has_nnx((args, kwargs))
 
     def call(*flat: ArrayLike) -> Any:
         held = jax.tree.unflatten(tree, flat[len(arrays) :])
         bound = (bind(own) for (_, bind), own in zip(modules, held, strict=True))
         filled = static.filled(flat[: len(arrays)])
         args, kwargs = jax.tree.map(lambda leaf: next(bound) if flax_modules.is_linen(leaf) else leaf, filled)
-        before = jax.tree.leaves((args, kwargs))
+        before = jax.tree.leaves((args, kwargs)) if has_nnx else []
         results = function(*args, **kwargs)
-        after = jax.tree.leaves((args, kwargs))
+        after = jax.tree.leaves((args, kwargs)) if has_nnx else []
         if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
-            raise _changed_argument(function)
+            raise _changed_module(function)
         return results
 
     size = -(-length // min(chunks, length))
@@ -296,10 +297,10 @@ def _split_of(
     )
 
 
-def _changed_argument(function: Callable[..., Any]) -> ChunkError:
+def _changed_module(function: Callable[..., Any]) -> ChunkError:
     return ChunkError(
-        f"jaxckpt.chunked: {_called(function)} changes an argument, and changes inside of chunks are lost.",
-        got="an argument with other arrays after the call: in NNX the state of Dropout or BatchNorm",
+        f"jaxckpt.chunked: {_called(function)} changes an NNX module, and changes inside of chunks are lost.",
+        got="a module with other arrays after the call: the state of Dropout or BatchNorm",
         needed="a function that returns all that it computes",
         advice="random keys as an argument, one for each row; statistics among the results; or Linen modules",
     )
