@@ -11,14 +11,17 @@ is equal.
 
 import enum
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from jaxckpt._errors import HloError
 from jaxckpt._records import COLUMNS, RecordError, read_record, table_from_record
+
+_Scoped = TypeVar("_Scoped", "Kernel", "Buffer")
 
 
 class Part(enum.StrEnum):
@@ -328,30 +331,52 @@ class MemoryMap:
 
     def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
         """Memory and work of every scope down to a depth, in the order of first use; the full step first."""
-        used = (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries))
-        paths = dict.fromkeys(("", *(prefix for scope in used for prefix in _prefixes(scope, depth))))
-        held, at_peak = self.held(), self.alive_at(self.peak)
-        return tuple(self._scope(path, held, at_peak) for path in paths)
-
-    def _scope(self, scope: str, held: Sequence[Buffer], at_peak: Sequence[Buffer]) -> ScopeMemory:
-        kernels = [k for k in self.kernels if is_below(k.scope, scope)]
-        buffers = [b for b in self.temporaries if is_below(b.scope, scope)]
-        recomputed = [k for k in kernels if k.part is Part.RECOMPUTE]
-        return ScopeMemory(
-            scope=scope,
-            held_bytes=_bytes_below(held, scope),
-            peak_bytes=_bytes_below(at_peak, scope),
-            largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
-            flops=_step_flops(kernels),
-            recomputed_flops=_step_flops(recomputed),
-            traffic_bytes=round(sum(k.traffic_bytes * k.count for k in kernels)),
-            kernels=len(kernels),
-            recomputed_kernels=len(recomputed),
+        kernels, buffers = _by_scope(self.kernels, depth), _by_scope(self.temporaries, depth)
+        held, at_peak = _by_scope(self.held(), depth), _by_scope(self.alive_at(self.peak), depth)
+        return tuple(
+            _scope_memory(scope, kernels[scope], buffers[scope], held=held[scope], at_peak=at_peak[scope])
+            for scope in dict.fromkeys((*kernels, *buffers))
         )
 
 
-def _bytes_below(buffers: Sequence[Buffer], scope: str) -> int:
-    return sum(b.size_bytes for b in buffers if is_below(b.scope, scope))
+def _by_scope(items: Sequence[_Scoped], depth: int | None) -> dict[str, list[_Scoped]]:
+    """For each scope down to a depth what is below it, in the order of first use; the full step first."""
+    below: defaultdict[str, list[_Scoped]] = defaultdict(list, {"": list(items)})
+    for item in items:
+        for scope in _prefixes(item.scope, depth):
+            below[scope].append(item)
+    return below
+
+
+def _scope_memory(
+    scope: str,
+    kernels: Sequence[Kernel],
+    buffers: Sequence[Buffer],
+    *,
+    held: Sequence[Buffer],
+    at_peak: Sequence[Buffer],
+) -> ScopeMemory:
+    recomputed = [k for k in kernels if k.part is Part.RECOMPUTE]
+    return ScopeMemory(
+        scope=scope,
+        held_bytes=sum(b.size_bytes for b in held),
+        peak_bytes=sum(b.size_bytes for b in at_peak),
+        largest_bytes=_largest_bytes(buffers),
+        flops=_step_flops(kernels),
+        recomputed_flops=_step_flops(recomputed),
+        traffic_bytes=round(sum(k.traffic_bytes * k.count for k in kernels)),
+        kernels=len(kernels),
+        recomputed_kernels=len(recomputed),
+    )
+
+
+def _largest_bytes(buffers: Sequence[Buffer]) -> int:
+    """The largest number of bytes of these buffers that are alive at once."""
+    changes = Counter[int]()
+    for buffer in buffers:
+        changes[buffer.born] += buffer.size_bytes
+        changes[buffer.dies + 1] -= buffer.size_bytes
+    return max(accumulate(changes[at] for at in sorted(changes)), default=0)
 
 
 def _step_flops(kernels: Sequence[Kernel]) -> int:
@@ -376,16 +401,6 @@ def backward_position(kernels: Sequence[Kernel]) -> int:
                 position, most_bytes = at, ahead_bytes
             ahead_bytes -= traffic_bytes
     return position
-
-
-def is_below(path: str, scope: str) -> bool:
-    """True if a path of names is a scope or lies in the scope.
-
-    Example:
-      >>> is_below("GPT/block_1/qkv", "GPT/block_1"), is_below("GPT/block_10", "GPT/block_1")
-      (True, False)
-    """
-    return not scope or path == scope or path.startswith(f"{scope}/")
 
 
 def _prefixes(path: str, depth: int | None) -> Iterator[str]:

@@ -203,8 +203,8 @@ def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     if hidden is not None:
         found = f"a gradient inside a `{name}`, and none around it"
         advice = f"the body of that `{name}` as the step (with gradient accumulation: one microbatch)"
-        if hidden.effects:
-            found = f"a gradient inside a `{name}` with effects ({', '.join(sorted(map(str, hidden.effects)))})"
+        if effects := _compat.lasting_effects(hidden.effects):
+            found = f"a gradient inside a `{name}` with effects ({', '.join(sorted(map(str, effects)))})"
             advice = f"the `{name}` without jax.debug.print, callbacks and references: with effects it stays as it is"
     return NoGradientError(
         "no backward pass was found in the step, so there is nothing to save or to recompute.",
