@@ -45,7 +45,8 @@ class Analysis(Shown):
       argument_bytes: Arguments, bytes per device.
       constant_bytes: Arrays that the step closes over.
       unplanned_bytes: Predicted total of the step as it is.
-      smallest_bytes: Predicted total with everything recomputed between the best cuts.
+      smallest_bytes: Predicted total with everything recomputed between the best cuts. A plan that saves some values
+        may take less.
       unplanned_s: Estimated seconds of the step as it is.
       unpriced: Primitives whose work nobody knows, with how often each occurs.
       phases_source: "names" where forward and backward were told apart by JAX's own marks, "structure" else.
@@ -67,7 +68,8 @@ class Analysis(Shown):
 
     def summary(self) -> str:
         """The figures that matter most, in one line."""
-        totals = f"{format_bytes(self.unplanned_bytes)} as it is, {format_bytes(self.smallest_bytes)} at the least"
+        least = f"{format_bytes(self.smallest_bytes)} with everything recomputed"
+        totals = f"{format_bytes(self.unplanned_bytes)} as it is, {least}"
         return (
             f"{self.step} on {self.target}: {format_bytes(self.kept_bytes)} kept for the backward; {totals}, predicted"
         )
