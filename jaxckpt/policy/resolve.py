@@ -166,7 +166,7 @@ class _Resolver:
         problems = [
             f"rule {number} ({rule}) matches nothing{_suggestion(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
-            if number - 1 not in self._matched | self._excused and not rule.optional
+            if number - 1 not in self._matched | self._excused and (not rule.optional or not self._matched)
         ]
         if not self._has_regions:
             scopes = list(dict.fromkeys(each.scope for each in found if each.scope))[:_MOST_NAMED]

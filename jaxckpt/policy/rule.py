@@ -133,7 +133,8 @@ class Rule:
       match: Which values.
       decision: What happens to them.
       strength: Whether a planner with a budget may overrule it ("prefer") or not ("must").
-      optional: Whether it may match nothing; a policy for many models says in several ways what it means.
+      optional: Whether it may match nothing where another rule matches; a policy for many models says in several ways
+        what it means.
       note: Why, for whoever reads the policy.
     """
 

@@ -155,13 +155,6 @@ def test_a_rule_that_matches_nothing_is_an_error_with_a_hint(match, said):
     assert said in str(caught.value) and "mine" in str(caught.value)
 
 
-@pytest.mark.parametrize("default", ["save", "recompute"])
-def test_an_optional_rule_may_match_nothing_and_be_the_only_one(default):
-    optional = Rule(match=Match(name="nowhere"), decision=Save(), optional=True)
-    decisions = {each.decision for each in resolve(Policy(rules=(optional,), default=default), layered())}
-    assert decisions == {Save() if default == "save" else Recompute()}
-
-
 matches = st.builds(
     Match,
     scope=st.none() | st.sampled_from(["net/*", "*/dense", "net/layer_1"]),
