@@ -366,7 +366,11 @@ class Planner:
         return self.fixed_bytes - (0 if self.host_state_solver is None else self.host_state_solver.state_bytes)
 
     def smallest(self) -> CompiledPlan:
-        """The plan of the smallest compiled total, of those of least predicted memory and of rules that may be smaller.
+        """The plan of the smallest compiled total, of those that may be the smallest."""
+        return min(self.small_plans(), key=lambda c: c.footprint.total_bytes)
+
+    def small_plans(self) -> list[CompiledPlan]:
+        """The plans of least predicted memory, and rules that may be smaller.
 
         A rule may be smaller if the model predicts too much for it, by more than it was off for the others.
         """
@@ -374,7 +378,7 @@ class Planner:
         smallest_bytes = min(each.footprint.total_bytes for each in compiled)
         error = max(each.model_error for each in compiled)
         rules = (plan for plan in self.simple_rules if least_bytes(plan, error) < smallest_bytes)
-        return min((*compiled, *self.measure_all(rules)), key=lambda c: c.footprint.total_bytes)
+        return [*compiled, *self.measure_all(rules)]
 
     def floor(self) -> Floor:
         """The memory of the smallest plan by purpose, with remedies other than a plan.
