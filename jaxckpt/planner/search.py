@@ -98,7 +98,7 @@ class BudgetSearch:
         )
 
     def _smallest_of_all(self) -> CompiledPlan | None:
-        """What fits of the smallest plans of the step, and of plans near to them; None if nothing does.
+        """The best of the smallest plans of the step, and of plans near to them; None if nothing fits.
 
         They are compiled before a refusal, which names the smallest total.
         """
