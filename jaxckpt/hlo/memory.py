@@ -12,7 +12,7 @@ is equal.
 import enum
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -370,13 +370,10 @@ def _scope_memory(
     )
 
 
-def _largest_bytes(buffers: Sequence[Buffer]) -> int:
+def _largest_bytes(buffers: Iterable[Buffer]) -> int:
     """The largest number of bytes of these buffers that are alive at once."""
-    changes = Counter[int]()
-    for buffer in buffers:
-        changes[buffer.born] += buffer.size_bytes
-        changes[buffer.dies + 1] -= buffer.size_bytes
-    return max(accumulate(changes[at] for at in sorted(changes)), default=0)
+    change_bytes = _changes(buffers)
+    return max(accumulate(change_bytes[at] for at in sorted(change_bytes)), default=0)
 
 
 def _step_flops(kernels: Sequence[Kernel]) -> int:
@@ -413,12 +410,18 @@ def _is_temporary(allocation: Allocation, space: Space = Space.DEVICE) -> bool:
     return allocation.use is Use.TEMPORARY and allocation.space is space
 
 
-def _live_bytes(buffers: Sequence[Buffer], length: int) -> tuple[int, ...]:
-    changes = [0] * (length + 1)
+def _live_bytes(buffers: Iterable[Buffer], length: int) -> tuple[int, ...]:
+    change_bytes = _changes(buffers)
+    return tuple(accumulate(change_bytes[at] for at in range(length)))
+
+
+def _changes(buffers: Iterable[Buffer]) -> Counter[int]:
+    """For each position by how many bytes more are alive there than at the position before."""
+    change_bytes = Counter[int]()
     for buffer in buffers:
-        changes[buffer.born] += buffer.size_bytes
-        changes[buffer.dies + 1] -= buffer.size_bytes
-    return tuple(accumulate(changes[:length]))
+        change_bytes[buffer.born] += buffer.size_bytes
+        change_bytes[buffer.dies + 1] -= buffer.size_bytes
+    return change_bytes
 
 
 def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:

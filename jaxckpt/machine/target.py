@@ -300,16 +300,15 @@ def _refuse_other_device(name: str, facts: Facts, calibration: Calibration) -> N
 def _unknown(name: object, kind: str) -> UnknownTargetError:
     names = sorted((*known_facts(), "attached"))
     kind = kind.lower()
-    longer = [known for known in names if kind and known.startswith(kind)]  # "a100"
-    is_sort = kind in ("gpu", "cuda", "tpu")  # no name of a device is meant by these
-    closest = tuple(longer) or (() if is_sort else closest_names(kind, names, most=3))
+    longer = tuple(known for known in names if kind and known.startswith(kind))  # "a100"
+    names_none = kind in ("gpu", "cuda", "tpu")  # whose closest name would be that of another device
+    closest = longer or (() if names_none else closest_names(kind, names, most=3))
+    offered = " or ".join(f'"{known}"' for known in longer or closest[:1])
     return UnknownTargetError(
         f"target {name!r} is not known.",
         got=repr(name),
         needed=f"one of {', '.join(names)}, with a topology if wanted, or the path of a .toml fact file",
-        advice=" or ".join(f'"{known}"' for known in longer or closest[:1])
-        if closest
-        else '"h200"; jaxckpt.targets() lists all',
+        advice=offered or '"h200"; jaxckpt.targets() lists all',
         name=name,
         closest=closest,
     )

@@ -1,6 +1,6 @@
 """Interfaces of open loops and branches: what each reads from outside of its body, and what it gives.
 
-Lambda lifting: the free variables of a body become constants, carries and slices of its scan, or operands of its cond.
+Lambda lifting: the free variables of a body become constants, carries and slices of its loop, or operands of its cond.
 
 1. A value from further out is a constant.
 2. A value that another loop makes in the same iteration is stacked there, and this loop goes through the stack:

@@ -1,8 +1,9 @@
 """Outlining: open loops become scans and whiles, open branches conds, and open bodies of `shard_map` equations of that.
 
-Neighbouring equations of one loop are the body of one scan. An analysis in eight passes says what each loop reads and
-gives (`interfaces`, `stack_indexing`); then scans and conds are written level by level from what the passes found.
-Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of loops.
+Neighbouring equations of one loop are the body of one scan or while. An analysis in eight passes says what each loop
+reads and gives (`interfaces`, `stack_indexing`); then loops and conds are written level by level from what the passes
+found. Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of
+loops.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ class _Outliner:
     interfaces: Interfaces
 
     def level(self, equations: Sequence[Equation], depth: int) -> Iterator[jex.JaxprEqn]:
-        """The equations of one level: those of deeper levels are in scans and conds."""
+        """The equations of one level: those of deeper levels are in loops and conds."""
 
         def deeper(equation: Equation) -> int | None:
             path = self.tree.path(equation.loop)

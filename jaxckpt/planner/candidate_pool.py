@@ -58,6 +58,10 @@ class Generator(ABC):
         """Plans of little memory, for a budget that no plan met so far."""
         return ()
 
+    def before_refusal(self, pool: "CandidatePool") -> Iterable[Candidate]:  # noqa: ARG002
+        """Candidates that should fit where no plan of little memory does, however many were compiled."""
+        return ()
+
     def slowdown(self, pool: "CandidatePool") -> float:
         """Expected seconds over predicted ones: the ratio of the generator's last plan.
 

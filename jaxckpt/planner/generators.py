@@ -211,6 +211,10 @@ class NearMisses(Generator):
                 total_bytes = changed[-1].predicted.total_bytes + compiled.model_error_bytes
                 yield Candidate(changed[-1], total_bytes, pool.slowdown(compiled) * changed[-1].predicted.step_s)
 
+    def before_refusal(self, pool: CandidatePool) -> Iterable[Candidate]:
+        """The same: in the end all plans of little memory were compiled, too."""
+        return self.fastest(pool)
+
 
 class SplitLoops(Generator):
     """Mixtures of two plans of a solver, one for the first iterations of the loops and one for the rest."""

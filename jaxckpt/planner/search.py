@@ -5,8 +5,9 @@ Two rules choose what is compiled next:
 1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. If there
    is none, and a plan other than the step as written fits, the candidate nearest to the budget that may fit and be
    faster within the model's error.
-2. While nothing fits: the one of least expected memory. Before a budget is refused, the smallest of all is compiled,
-   and those that should fit, however many compiles there were: the model does not know which compiles smallest.
+2. While nothing fits: the one of least expected memory. Before a budget is refused, those that should fit are
+   compiled, and the smallest ones, and plans near to these, however many compiles there were: the model does not know
+   which compiles smallest.
 
 What is expected of a candidate is what the model predicts, corrected by what the compiler said of others
 (`candidate_pool`). All plans that count were compiled for this budget: the answer does not depend on earlier questions.
@@ -20,7 +21,6 @@ from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import most_compiles
 from jaxckpt.planner.candidate_pool import Candidate, CandidatePool, Generator, is_unplanned
-from jaxckpt.planner.generators import NearMisses
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.refusals import infeasible
@@ -51,7 +51,7 @@ class BudgetSearch:
       budget: The budget as the user wrote it.
       limit_bytes: The budget in bytes.
       generators: Propose candidates.
-      most: The most compiles; before a refusal, plans that should fit and the smallest one are compiled beyond it.
+      most: The most compiles; before a refusal, plans that should fit and the smallest ones are compiled beyond it.
       strategy: The strategy as the user named it, for the refusal.
       limits: What counts as faster.
     """
@@ -105,16 +105,14 @@ class BudgetSearch:
         for compiled in self.planner.small_plans():
             if not self.pool.holds(compiled.plan):
                 self._compile(compiled.plan, self.generators[-1])
-        near = [each for each in self._near() if each[0].total_bytes <= self.limit_bytes]
-        for candidate, generator in sorted(near, key=lambda found: found[0].total_bytes)[:_NEAR]:
+        if self.pool.best is not None:
+            return self.pool.best
+        last = self._faster(lambda generator: generator.before_refusal(self.pool), float("inf"))
+        fitting = (found for found in last if found[0].total_bytes <= self.limit_bytes)
+        for candidate, generator in sorted(fitting, key=lambda found: found[0].total_bytes)[:_NEAR]:
             if self.pool.best is None:
                 self._compile(candidate.plan, generator)
         return self.pool.best
-
-    def _near(self) -> list[tuple[Candidate, Generator]]:
-        """Plans that are a little too large, changed so that they should fit."""
-        near = (generator for generator in self.generators if isinstance(generator, NearMisses))
-        return [(candidate, generator) for generator in near for candidate in generator.fastest(self.pool)]
 
     def _fastest(self) -> tuple[ir.GraphPlan, Generator] | None:
         """The candidate that should fit in the least time, if that is less than the best plan takes.

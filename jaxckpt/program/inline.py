@@ -155,7 +155,8 @@ class _Inliner:
 
     def _inline_eqn(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack, fresh: bool) -> None:
         if self.open_loops and can_open_loop(eqn, stack):
-            (self._open_while if is_while(eqn) else self._open_scan)(eqn, reads, env, stack=stack)
+            open_loop = self._open_while if is_while(eqn) else self._open_scan
+            open_loop(eqn, reads, env, stack=stack)
         elif self.open_loops and can_open_cond(eqn, reads, stack):
             self._open_cond(eqn, reads, env, stack=stack)
         elif self.open_loops and can_open_shard_map(eqn, stack):

@@ -10,7 +10,7 @@
 4. A cond whose branches neither compute nor read such a residual stays closed (`conds_to_keep_closed`): nothing in it
    is to be decided on, and all of it may be recomputed.
 
-`outline` puts open bodies back into scan and cond equations. The added primitives are explained in
+`outline` puts open bodies back into scans, whiles and conds. The added primitives are explained in
 `jaxckpt.ir.regions`.
 """
 
