@@ -26,6 +26,7 @@ from jaxckpt.schedule.layout import (
     has_several_batch_axes,
     is_matrix_product,
     keeps_axis,
+    read_from_transforms,
 )
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
@@ -227,9 +228,11 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     joined = _joined(graph) if has_library else {}
     scattered_into = dict(_scattered_into(graph, fused_scatters))
     own_kernels = copies | _products_in_memory(graph, layouts) | scattered_into.keys()
+    transposing = ops(lambda op: bool(layouts.of_transforms) and _transposes(layouts, op))
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
-    library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0}
+    of_compiler = {op for op in graph.once(read_from_transforms) if number_of_parts(graph, graph.ops[op]) == 1}
+    library = {op: spare_bytes for op, spare_bytes in spare.items() if spare_bytes > 0 and op not in of_compiler}
     draws, merged_axes = ops(lambda op: _is_draw(graph, op)), _with_merged_axes(graph)
     polynomials = ops(lambda op: op.primitive in _POLYNOMIALS and _is_of_narrow_product(graph, op, merged_axes))
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
@@ -247,7 +250,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
         products=ProductRules(
             dots=ops(lambda op: is_matrix_product(op) and not sums_padded_parts(graph, op)) - library.keys(),
             library=library,
-            plain=ops(lambda op: has_library and is_matrix_product(op)),
+            plain=ops(lambda op: has_library and is_matrix_product(op) and op.id not in of_compiler),
             library_epilogues=ops(lambda op: _is_library_epilogue(graph, op)) | exchanged,
             loaded_operands={op: position for op, position in loaded.items() if position is not None},
             only_for_products=ops(lambda op: op.kind is Kind.ELEMENTWISE and _only_products_read(graph, op)),
@@ -257,7 +260,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
                 for op in graph.ops
                 if op.id not in own_kernels and _has_epilogue(graph, op)
             },
-            epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies,
+            epilogues=(ops(lambda op: _is_epilogue(graph, op)) | exchanged) - copies - transposing,
             several_batch_axes=ops(lambda op: has_several_batch_axes(graph, op)),
             repeating=ops(lambda op: _repeats_operand(graph, op)),
             views=ops(_keeps_order) - copies,
@@ -310,6 +313,11 @@ def _products_in_memory(graph: Graph, layouts: Layouts) -> Ops:
     """Rule 6: transposed products that several ops read."""
     readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
     return frozenset(op for op, reading in readers.items() if len(reading) > 1)
+
+
+def _transposes(layouts: Layouts, op: Op) -> bool:
+    """True for an elementwise op that reads an array in another layout than that of its result."""
+    return op.kind is Kind.ELEMENTWISE and any(layouts.differ(v, op.writes[0]) for v in op.reads)
 
 
 def _gathered_views(graph: Graph) -> Ops:

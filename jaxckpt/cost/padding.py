@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from jaxckpt.cost.merged_products import merged_products
 from jaxckpt.ir import Graph, Kind, Op, Phase
-from jaxckpt.schedule.layout import is_matrix_product
+from jaxckpt.schedule.layout import is_matrix_product, read_from_transforms
 
 _ALIGNED = 8
 """Elements; kernels of matrix units load so many at once."""
@@ -106,6 +106,9 @@ def padding_bytes(graph: Graph, op: Op) -> int:
     Of rule 2, an operand that this product alone reads after the forward pass is written into the longer array at once:
     it is counted as itself (see `padded_at_once`).
     """
+    transposed = graph.once(read_from_transforms).get(op.id)
+    if transposed and number_of_parts(graph, op) > 1:
+        return graph.size_bytes(transposed)
     lengths = _matrix_lengths(graph, op)
     if lengths is None:
         return 0

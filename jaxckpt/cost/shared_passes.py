@@ -19,6 +19,7 @@ XLA calls it sibling fusion, or multi-output fusion.
    may join the kernel of a reduction over complete rows: that kernel holds the rows.
 4. An update joins over any of its operands, which are all of one size: optimisers go over all parameters one after the
    other.
+   No loop joins a kernel that transposes what it reads, and writes what the loop reads.
 5. Loops of two bodies never join.
 6. A loop that reads nothing (a dropout mask, drawn from a key) and the first loop that reads its result are one kernel.
 7. A loop whose result a reduction reads joins another reader of its operand rather than what writes the operand, if
@@ -71,6 +72,7 @@ class _SharedKernel:
       reduced: Those of the buffers that reductions write.
       traffic_s: Seconds of its traffic.
       arithmetic_s: Seconds of its arithmetic.
+      transposes: True if what it writes has another layout than what it reads.
       is_launched: True once the launch is counted, of this kernel or of one whose loops all run in this one.
     """
 
@@ -79,6 +81,7 @@ class _SharedKernel:
     reduced: set[int] = field(default_factory=set)
     traffic_s: float = 0.0
     arithmetic_s: float = 0.0
+    transposes: bool = False
     is_launched: bool = False
 
 
@@ -155,10 +158,13 @@ class SharedPasses:
         written: Sequence[int],
         traffic_bytes: int,
         arithmetic_s: float,
+        *,
+        transposes: bool = False,
     ) -> tuple[int, float]:
         """The kernel in which a loop runs, as the step that starts it, and the seconds that the loop adds to it.
 
-        `reads` has the bytes that the loop reads of each buffer. A loop that can join no kernel starts one.
+        `reads` has the bytes that the loop reads of each buffer. A loop that can join no kernel starts one. A loop
+        `transposes` if it writes another layout than it reads.
         """
         kernel = self._kernel_of(at, op, reads, written)
         self._postpone_others(kernel, at, reads)
@@ -169,6 +175,7 @@ class SharedPasses:
         before_s = max(shared.traffic_s, shared.arithmetic_s)
         shared.traffic_s += traffic_bytes / self._rates.memory_bandwidth_bytes_per_s
         shared.arithmetic_s += arithmetic_s
+        shared.transposes |= transposes
         for buffer in (*reads, *written):
             self._pass(buffer, kernel)
             self._last_loop[buffer] = at
@@ -205,10 +212,12 @@ class SharedPasses:
 
     def _can_join(self, kernel: int, at: int, op: Op, reads: SourceBytes) -> bool:
         """True if a loop can run in a kernel that goes over one of its operands (rules 1 and 3)."""
-        nests = op.id in self._fusion.rules.rows.nested_reductions
-        if not nests and not self._kernels[kernel].reduced.isdisjoint(reads):
+        shared, nests = self._kernels[kernel], op.id in self._fusion.rules.rows.nested_reductions
+        if not nests and not shared.reduced.isdisjoint(reads):
             return False
-        return self._is_one_loop((*self._kernels[kernel].steps, at))
+        if shared.transposes and not reads.keys().isdisjoint(shared.written):
+            return False
+        return self._is_one_loop((*shared.steps, at))
 
     def _is_one_loop(self, loops: Iterable[int]) -> bool:
         """True if one kernel can run the loops of some steps (rule 1)."""

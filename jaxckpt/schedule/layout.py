@@ -7,9 +7,12 @@
    its cast if there is one.
 3. Rows and columns of a product may change places for nothing.
 4. Where the two stand in loops, the stacked residuals of the earlier one are transposed at once before the later loop.
+5. A Fourier transform reads and writes arrays in row-major order. Transpositions in front of it and behind it move
+   nothing: what they read and show has the transform's layout, and so have all results that elementwise ops link with
+   that. The kernel that computes such a result of a product transposes the product.
 
 Layout copies are views that the next op cannot read in their layout, so that they are copied: views of a product that
-another product reads, and transpositions in front of a Fourier transform, which reads its operand in row-major order.
+another product reads, and transpositions in front of a Fourier transform of what is in another layout.
 A matrix product goes over an operand with one stride for its batch axes, one for the axes that it contracts, and one
 for the rest. So the axes of each group must be contiguous with each other. Where they are not (heads, which an
 attention block puts between batch and sequence, and takes back into the width), the operand is transposed first, once
@@ -48,13 +51,15 @@ class Layouts:
     Attributes:
       transposed: Ops whose results are a product, transposed to the layout of another one.
       transposed_to: Products to whose layout another one is transposed.
+      of_transforms: Values that have their layout from a Fourier transform.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
+        self.of_transforms = _orders_of_transforms(graph)
         self.transposed: set[int] = set()
         self.transposed_to: set[int] = set()
-        self._order: dict[int, AxisOrder] = {}
+        self._order = dict(self.of_transforms)
         self._product: dict[int, int] = {}
         """For each value that comes of a product by elementwise ops and transpositions, that product."""
         for op in graph.ops:
@@ -82,8 +87,11 @@ class Layouts:
         elif op.primitive == "transpose" and self._product.keys() & set(op.reads):
             axes = _permutation_of(op)
             self._put(op.writes[0], tuple(axes.index(axis) for axis in self.of(op.reads[0])), op.reads[0])
-        elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(self.graph.values[op.writes[0]].shape) > 1:
+        elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and self._order_is_open(op.writes[0]):
             self._assign_elementwise(op)
+
+    def _order_is_open(self, value: int) -> bool:
+        return len(self.graph.values[value].shape) > 1 and value not in self.of_transforms
 
     def _assign_elementwise(self, op: Op) -> None:
         """Gives all operands, and the result, the layout of the earliest product among them (rule 2)."""
@@ -113,16 +121,71 @@ class Layouts:
             assert producer is not None, "a value that comes of a product is no input"
             op = self.graph.ops[producer]
             before = [v for v in self._operands_of_products(op) if self.of(v) != self.of(like)]
-            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self.is_elementwise_result(before[0]):
+            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not _is_elementwise_result(self.graph, before[0]):
                 if not is_free:
                     self.transposed.add(op.id)
                 return
             value = before[0]
 
-    def is_elementwise_result(self, value: int) -> bool:
-        """True if an elementwise op writes a value."""
-        producer = self.graph.producer[value]
-        return producer is not None and self.graph.ops[producer].kind is Kind.ELEMENTWISE
+    def differ(self, value: int, other: int) -> bool:
+        """True for two arrays of one shape in different layouts."""
+        values = self.graph.values
+        return values[value].shape == values[other].shape and self.of(value) != self.of(other)
+
+
+def _is_elementwise_result(graph: Graph, value: int) -> bool:
+    """True if an elementwise op writes a value."""
+    producer = graph.producer[value]
+    return producer is not None and graph.ops[producer].kind is Kind.ELEMENTWISE
+
+
+def _orders_of_transforms(graph: Graph) -> dict[int, AxisOrder]:
+    """Rule 5: the axis orders of transposed Fourier transforms, and of what elementwise ops link with these."""
+    found: dict[int, AxisOrder] = {}
+    pending = [each for op in graph.ops if op.primitive == "fft" for each in _around_transform(graph, op)]
+    while pending:
+        value, order = pending.pop()
+        if value in found:
+            continue
+        found[value] = order
+        for op in _elementwise_around(graph, value):
+            linked = (other for other in (*op.reads, *op.writes) if _is_elementwise_result(graph, other))
+            shape = graph.values[value].shape
+            pending += [(other, order) for other in linked if graph.values[other].shape == shape]
+    return found
+
+
+def _around_transform(graph: Graph, transform: Op) -> Iterator[tuple[int, AxisOrder]]:
+    """The elementwise result in front of a transform's transpositions, and what is behind them, with axis orders."""
+    read, order = _transposed(graph, transform)
+    if _is_elementwise_result(graph, read):
+        yield read, order
+    (shown,) = transform.writes
+    order = tuple(range(len(graph.values[shown].shape)))
+    while [graph.ops[reader].primitive for reader in graph.readers[shown]] == ["transpose"]:
+        view = graph.ops[graph.readers[shown][0]]
+        axes, (shown,) = _permutation_of(view), view.writes
+        order = tuple(axes.index(axis) for axis in order)
+    yield shown, order
+
+
+def _transposed(graph: Graph, transform: Op) -> tuple[int, AxisOrder]:
+    """The value in front of the transpositions that a Fourier transform reads, and the axis order that it asks for."""
+    (read,) = transform.reads
+    order = tuple(range(len(graph.values[read].shape)))
+    while (producer := graph.producer[read]) is not None and graph.ops[producer].primitive == "transpose":
+        view = graph.ops[producer]
+        axes, (read,) = _permutation_of(view), view.reads
+        order = tuple(axes[axis] for axis in order)
+    return read, order
+
+
+def _elementwise_around(graph: Graph, value: int) -> Iterator[Op]:
+    """The elementwise ops that write or read a value, and have one result."""
+    producer = graph.producer[value]
+    for op in (*(() if producer is None else (producer,)), *graph.readers[value]):
+        if graph.ops[op].kind is Kind.ELEMENTWISE and len(graph.ops[op].writes) == 1:
+            yield graph.ops[op]
 
 
 def _exchanges(order: AxisOrder, other: AxisOrder) -> bool:
@@ -182,13 +245,31 @@ def read_in_default_layout(graph: Graph) -> frozenset[int]:
     found = set()
     for op in graph.ops:
         for read, groups in _operands(graph, op):
-            order = layouts.of(read)
-            if layouts.is_elementwise_result(read) and order != tuple(range(len(order))):
-                shape = graph.values[read].shape
-                strides = dict(zip(order, _dense(tuple(shape[axis] for axis in order)), strict=True))
-                if not _is_readable(strides, groups) and _is_readable(dict(enumerate(_dense(shape))), groups):
-                    found.add(read)
+            is_free = _is_elementwise_result(graph, read) and read not in layouts.of_transforms
+            shape = graph.values[read].shape
+            if is_free and not _is_read(layouts, read, groups) and _is_readable(dict(enumerate(_dense(shape))), groups):
+                found.add(read)
     return frozenset(found)
+
+
+def read_from_transforms(graph: Graph) -> Mapping[int, tuple[int, ...]]:
+    """For each product the operands whose layout comes from a Fourier transform, and is none that a library reads.
+
+    A kernel of the compiler's own goes over them as they are. A product that is summed in parts (`cost.padding`) is
+    the library's: such an operand is copied for it.
+    """
+    layouts, found = graph.once(Layouts), dict[int, tuple[int, ...]]()
+    for op in graph.ops if layouts.of_transforms else ():
+        for read, groups in _operands(graph, op):
+            if read in layouts.of_transforms and not _is_read(layouts, read, groups):
+                found[op.id] = (*found.get(op.id, ()), read)
+    return found
+
+
+def _is_read(layouts: Layouts, value: int, groups: AxisGroups) -> bool:
+    """True if a product can read a value in its layout."""
+    order, shape = layouts.of(value), layouts.graph.values[value].shape
+    return _is_readable(dict(zip(order, _dense(tuple(shape[axis] for axis in order)), strict=True)), groups)
 
 
 def copied_for_each_product(graph: Graph) -> frozenset[int]:
@@ -229,8 +310,10 @@ def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
 
 
 def _copied_for_fft(graph: Graph, op: Op) -> Iterator[int]:
-    """The last transposition among the views in front of a Fourier transform."""
-    producer = graph.producer[op.reads[0]] if op.primitive == "fft" else None
+    """The last transposition among the views in front of a Fourier transform of what is in another layout."""
+    if op.primitive != "fft" or _transposed(graph, op) in graph.once(Layouts).of_transforms.items():
+        return
+    producer = graph.producer[op.reads[0]]
     while producer is not None:
         view = graph.ops[producer]
         if view.primitive == "transpose":
