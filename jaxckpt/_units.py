@@ -6,6 +6,7 @@ this module stands at the door.
 
 import math
 import re
+from numbers import Integral, Real
 
 from jaxckpt._errors import BudgetError
 
@@ -57,7 +58,7 @@ def budget_bytes(budget: str | int | float, *, baseline_bytes: int | None = None
             raise _bad_budget(called, budget, "a fraction needs the footprint that it is a part of")
         return max(1, int(fraction * baseline_bytes))
     amount = parse_bytes(budget, called=called) if isinstance(budget, str) else budget
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+    if isinstance(amount, bool) or not isinstance(amount, Real):
         raise _bad_budget(called, budget, "neither a text nor a number")
     if not math.isfinite(amount) or amount < 1:
         raise _bad_budget(called, budget, "not a positive, finite number of bytes")
@@ -76,8 +77,8 @@ def budget_fraction(budget: str | int | float) -> float | None:
         if match is None:
             return None
         fraction = float(match[1]) / 100
-    elif isinstance(budget, float) and 0 < budget <= 1:
-        fraction = budget
+    elif isinstance(budget, Real) and not isinstance(budget, Integral) and 0 < budget <= 1:
+        fraction = float(budget)
     else:
         return None
     if not 0 < fraction <= 1:

@@ -1,5 +1,6 @@
 """Amounts of memory as people write them, and what is no amount."""
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -51,6 +52,13 @@ def test_what_is_no_budget_is_refused_with_an_example(budget):
     with pytest.raises(BudgetError, match='"6GiB"') as caught:
         budget_bytes(budget, baseline_bytes=100)
     assert isinstance(caught.value, ValueError)
+
+
+def test_numbers_of_numpy_are_budgets():
+    assert budget_bytes(np.int64(2**31)) == budget_bytes(np.float32(2**31)) == 2**31
+    assert budget_bytes(np.float32(0.5), baseline_bytes=1000) == 500
+    with pytest.raises(BudgetError):
+        budget_bytes(np.int64(-1))
 
 
 def test_a_share_needs_the_footprint_that_it_is_a_share_of():

@@ -8,8 +8,9 @@ Read after the other files of this folder.
 """
 
 import inspect
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -204,6 +205,10 @@ class Calling:
       donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
       static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
       named_like: A step that is called alike, whose names its arguments are to have; None for their own.
+      compiler_options: XLA options with which a planned function of the step compiles itself.
+
+    Attributes:
+      compiler_options: The same; of a planned function those of its step's calling.
 
     Example:
       >>> import jax.numpy as jnp
@@ -220,14 +225,19 @@ class Calling:
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
         named_like: "Calling | None" = None,
+        compiler_options: Sequence[tuple[str, Any]] = (),
     ):
         self.step = step
+        self.compiler_options = dict(compiler_options)
+        self._jit_options: dict[str, Any] | None = None
         self._unwrapped = unwrap(step)
         is_jitted = self._unwrapped.jit == "jax"  # a jit has the attributes of the function that it wraps
         if self._unwrapped.function is step and hasattr(step, _CALLING) and not is_jitted:
-            self._unwrapped = _unwrapped_like(step, getattr(step, _CALLING))
-        self._donate_argnums = _as_tuple(donate_argnums)
-        self._static_argnums = _as_tuple(static_argnums)
+            of_step = getattr(step, _CALLING)
+            self._unwrapped, self.compiler_options = _unwrapped_like(step, of_step), of_step.compiler_options
+            self._jit_options = self.compiler_options or None
+        self._donate_argnums = _as_tuple(donate_argnums, "donate_argnums")
+        self._static_argnums = _as_tuple(static_argnums, "static_argnums")
         self._named_like = named_like or self
         self._jitted: dict[frozenset[_Key], jax.stages.Wrapped] = {}
         self._pure: jax.stages.Wrapped | None = None
@@ -346,7 +356,8 @@ class Calling:
         if self._unwrapped.jit == "jax":
             jitted: Any = self.function
         else:
-            jitted = self._jitted.get(static) or self._jitted.setdefault(static, _jitted(self.function, static))
+            if (jitted := self._jitted.get(static)) is None:
+                jitted = self._jitted.setdefault(static, _jitted(self.function, static, self._jit_options))
         return StepCall(
             jitted=jitted,
             args=args,
@@ -373,7 +384,8 @@ class Calling:
             ]
         keys = [key for (key, _), part in zip(items, parts, strict=True) for _ in part.arrays]
         rest = _Rest(tuple(p.static for p in parts), tuple(key for key, _ in items), tuple(roots.values()))
-        self._pure = self._pure or _pure(self.function, _name_of(self.function), self._unwrapped.jit)
+        if self._pure is None:
+            self._pure = _pure(self.function, _name_of(self.function), self._unwrapped.jit, self._jit_options)
         return StepCall(
             jitted=self._pure,
             args=(rest, *(part.arrays for part in parts)),
@@ -490,7 +502,9 @@ def _closed_over(function: Any) -> Iterator[str]:
             )
 
 
-def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapped:
+def _pure(
+    function: Callable[..., Any], name: str, jit: str, compiler_options: dict[str, Any] | None
+) -> jax.stages.Wrapped:
     """A jitted function of a call's rest and arrays, for a step under the jit of a library."""
 
     def pure(rest: _Rest, *groups: tuple[Any, ...]) -> _Results:
@@ -510,7 +524,7 @@ def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapp
         return _results(objects, out, flat, jit=jit)
 
     pure.__name__ = pure.__qualname__ = name
-    return jax.jit(pure, static_argnums=0)
+    return jax.jit(pure, static_argnums=0, compiler_options=compiler_options)
 
 
 def _results(objects: Sequence[tuple[str, Any]], out: Any, flat: Sequence[Any], *, jit: str) -> _Results:
@@ -555,10 +569,12 @@ def _lost(objects: Sequence[tuple[str, Any]], out: Any, source: Mapping[int, int
                 yield f"{root}{path}"
 
 
-def _jitted(function: Callable[..., Any], static: frozenset[_Key]) -> jax.stages.Wrapped:
+def _jitted(
+    function: Callable[..., Any], static: frozenset[_Key], compiler_options: dict[str, Any] | None
+) -> jax.stages.Wrapped:
     positions = tuple(sorted(key for key in static if isinstance(key, int)))
     names = tuple(sorted(key for key in static if isinstance(key, str)))
-    return jax.jit(function, static_argnums=positions, static_argnames=names)
+    return jax.jit(function, static_argnums=positions, static_argnames=names, compiler_options=compiler_options)
 
 
 _CALLING = "_jaxckpt_calling"
@@ -596,8 +612,18 @@ def _items(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[_Key, A
     return [*enumerate(args), *((name, kwargs[name]) for name in sorted(kwargs))]
 
 
-def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+def _as_tuple(argnums: int | Sequence[int], called: str) -> tuple[int, ...]:
+    """Positions of arguments, of any integer type; `called` names them in an error."""
+    try:
+        several = argnums if isinstance(argnums, Iterable) else (argnums,)
+        return tuple(map(operator.index, several))
+    except TypeError:
+        raise ArgumentError(
+            f"{called}={argnums!r} names no positions of arguments.",
+            got=repr(argnums),
+            needed="the position of a positional argument, counted from 0, or a tuple of positions",
+            advice=f"{called}=0",
+        ) from None
 
 
 def _name_of(step: Any) -> str:

@@ -304,11 +304,12 @@ def zeros_like_aval(aval: jax.core.AbstractValue, like: jex.JaxprEqn) -> tuple[l
     """Zeros of some type, and the equations that make them, with the source of another equation."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
 
-    def zeros() -> jax.Array:
+    def zeros(element: jax.Array) -> jax.Array:
         if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             return jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
-        return jax.lax.full(aval.shape, jax.random.key(0, impl=str(jax.random.key_impl(aval))))
+        return jax.lax.full(aval.shape, jax.random.key(0, impl=str(jax.random.key_impl(element))), sharding=sharding)
 
-    jaxpr = open_jaxpr(jax.make_jaxpr(zeros)())
+    # jax names the implementation of a traced key, not that of its type alone.
+    jaxpr = open_jaxpr(jax.make_jaxpr(zeros)(jax.ShapeDtypeStruct((), aval.dtype)))
     eqns = [eqn.replace(source_info=like.source_info, ctx=like.ctx) for eqn in jaxpr.eqns]
     return eqns, jaxpr.outvars[0]

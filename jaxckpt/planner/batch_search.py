@@ -28,6 +28,8 @@ from jaxckpt.planner.step_spec import step_from_spec
 from jaxckpt.planner.user_plan import Plan
 
 _DEFAULT = PlanOptions()
+_FLAT = 16
+"""A search ends where a batch so many times as large takes no more memory: a step may pad its batch, up to 100 say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,17 +317,18 @@ class _BatchSearcher:
     def _intersection(self) -> int | None:
         """Where memory, as a line over batches, meets the budget; None where known batches give no rising line.
 
-        The larger of two batches close to each other may take less memory: kernels pad odd lengths. `BatchError` where
-        memory does not grow from one batch to another of at least twice its size.
+        The larger of two batches close to each other may take less memory: kernels pad odd lengths, and so may steps.
+        `BatchError` where memory does not grow from one batch to another of `_FLAT` times its size.
         """
-        known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.planners)
+        known = sorted((abs(self._expected(count) - self.limit_bytes), -count) for count in self.planners)
         if len(known) < 2:
             return None
-        one, other = sorted(count for _, count in known[:2])
+        one, other = sorted(-count for _, count in known[:2])
         growth = (self._expected(other) - self._expected(one)) / (other - one)
         if growth <= 0:
-            if other >= 2 * one:
-                self._refuse_flat(one, other)
+            first = min(count for count in self.planners if self._expected(count) >= self._expected(other))
+            if other >= _FLAT * first:
+                self._refuse_flat(first, other)
             return None
         return one + int((self.limit_bytes - self._expected(one)) // growth)
 
@@ -451,6 +454,5 @@ def _has_same_ops(one: Planner, other: Planner) -> bool:
 
 
 def _step_s(plan: Plan) -> float:
-    """Estimated seconds of the compiled program; predicted ones where the footprint has none."""
-    compiled_s = plan.footprint.step_s if plan.footprint is not None else 0.0
-    return compiled_s or plan.predicted.step_s
+    """Estimated seconds of the compiled program, waits for copies included; predicted ones where it has none."""
+    return plan.estimated_step_s or plan.predicted.step_s

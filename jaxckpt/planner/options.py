@@ -23,10 +23,11 @@ class PlanOptions:
     Each of these takes the fields as keywords too; a keyword overrides the field of `options`.
 
     Attributes:
-      allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host),
-        "partition" (as shards over a mesh axis on which the value is replicated), "chunk" (a loss head, or another
-        region that treats rows alike, runs in pieces of rows, which takes sums over rows in another order) and "state"
-        (optimiser state is in host memory between steps: arguments that are donated and that only the update reads).
+      allow: Decisions that the planner may choose besides saving, one word or several: "recompute", and optionally
+        "offload" (to the host), "partition" (as shards over a mesh axis on which the value is replicated), "chunk" (a
+        loss head, or another region that treats rows alike, runs in pieces of rows, which takes sums over rows in
+        another order) and "state" (optimiser state is in host memory between steps: arguments that are donated and that
+        only the update reads).
       policy: A policy, its path, or the name of a ready policy. Decisions of its rules, and of rules of marks in the
         step, are required, except for rules of strength "prefer". The planner decides everything else.
       offload: Limits of offloading; None for the target's own bandwidth and no further limit.
@@ -38,6 +39,7 @@ class PlanOptions:
 
     Raises:
       UnknownStrategyError: `allow` has an unknown word, or lacks "recompute".
+      ArgumentError: `max_compiles` is no number of compiles.
 
     Example:
       >>> PlanOptions(allow=("recompute", "offload"), max_compiles=8).allow
@@ -52,6 +54,14 @@ class PlanOptions:
     max_compiles: int = 8
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else tuple(self.allow or ()))
+        if isinstance(self.max_compiles, bool) or not isinstance(self.max_compiles, int) or self.max_compiles < 1:
+            raise ArgumentError(
+                f"plan(max_compiles={self.max_compiles!r}) is no number of compiles.",
+                got=repr(self.max_compiles),
+                needed="a whole number, at least 1",
+                advice="max_compiles=8",
+            )
         unknown = [word for word in self.allow if word not in _DECISIONS]
         if state := [word for word in unknown if word in _STATE]:
             raise _no_plan_of_state(self.allow, state)

@@ -1,12 +1,13 @@
 """Plans on disk between runs: a plan file for each question, named by a hash of all that the answer depends on.
 
-A question is a traced step, a target, a budget, a strategy, options, and the versions of what plans and compiles. An
-entry is a plan file as `plan_file` writes it: it is parsed, and nothing in it is executed. Entries are written
-atomically, so that processes may plan the same step at once, and one that is killed leaves no half of an entry. An
-entry that cannot be read, or that is of another question, is named in a warning and replaced.
+A question is a traced step, a target, a budget, a strategy, options, the flags in XLA_FLAGS, and the versions of what
+plans and compiles. An entry is a plan file as `plan_file` writes it: it is parsed, and nothing in it is executed.
+Entries are written atomically, so that processes may plan the same step at once, and one that is killed leaves no half
+of an entry. An entry that cannot be read, or that is of another question, is named in a warning and replaced.
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class PlanQuestion:
         if isinstance(options.policy, str | Path):
             yield repr(load_policy(options.policy))
         yield f"{jax.__version__} {jaxlib.version.__version__} {__version__} {VERSION}"
+        yield os.environ.get("XLA_FLAGS", "")
 
 
 class PlanCache:

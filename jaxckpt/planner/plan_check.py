@@ -5,7 +5,7 @@ its total is compared with the budget. Read after `planner`.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -26,6 +26,7 @@ from jaxckpt.planner.plan_file import load_plan, require_folder
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.user_plan import BY_HAND, Plan
 from jaxckpt.rewrite.check_plan import check_planned
+from jaxckpt.rewrite.moves import copy_options
 
 _DEFAULT = PlanOptions()
 
@@ -193,10 +194,23 @@ def _kept(plan: Plan, planner: Planner, budget: str | int | float) -> tuple[Plan
         made_for = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
         return plan, f"Its budget is {made_for}, not {format_bytes(limit_bytes)}."
     problem = _mismatch(plan, planner)
-    if problem or (plan.footprint is not None and not list(_versions(plan, planner.target))):
+    is_known = plan.footprint is not None and not list(_versions(plan, planner.target))
+    if problem or (is_known and not _is_compiled_otherwise(plan, planner)):
         return plan, problem or (_excess(plan.footprint, limit_bytes) if plan.footprint else "")
     check = _checked(plan, planner, limit_bytes)
     return check.plan, " ".join(check.problems)
+
+
+def _is_compiled_otherwise(plan: Plan, planner: Planner) -> bool:
+    """True if a plan's footprint is of other donated arguments, or of other XLA options, than the planner's."""
+
+    def texts(options: Iterable[tuple[str, Any]]) -> dict[str, str]:
+        return {name: str(value) for name, value in options}
+
+    options = (*copy_options(plan, planner.target.platform), *planner.compiler_options)
+    has_other_options = plan.footprint is not None and texts(plan.footprint.compiler_options) != texts(options)
+    fixed_bytes = plan.predicted.total_bytes - plan.predicted.temp_bytes
+    return has_other_options or (not plan.host_arguments and fixed_bytes != planner.fixed_bytes)
 
 
 def _excess(footprint: Footprint, limit_bytes: int | None) -> str:

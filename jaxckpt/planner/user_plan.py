@@ -166,13 +166,20 @@ class Plan(ir.GraphPlan, Shown):
             around it; those of a jitted step are read from it.
 
         Returns:
-          A function of the same signature and results, with `lower`. Wrap it in `jax.jit`, with the same donation as
-          the plan; or call it as it is: it compiles itself. With optimiser state in host memory the latter is simpler:
-          it moves the state there at the first call. The function refuses arguments of other shapes, and under
-          `jax.jit` those in another memory (`PlanMismatchError`).
+          A function of the same signature and results, with `lower`. Wrap it in `jax.jit`, with the same donation and
+          compiler options as the plan; or call it as it is: it compiles itself with the plan's. With optimiser state in
+          host memory the latter is simpler: it moves the state there at the first call. The function refuses arguments
+          of other shapes, and under `jax.jit` those in another memory (`PlanMismatchError`).
         """
         static_argnums = () if Calling(step).is_jitted else self.static_argnums
-        return apply(step, self, donate_argnums=donate_argnums, static_argnums=static_argnums, arguments=self.arguments)
+        return apply(
+            step,
+            self,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            arguments=self.arguments,
+            compiler_options=() if self.footprint is None else self.footprint.compiler_options,
+        )
 
     def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":
         """The plan with other decisions, written by hand.

@@ -14,7 +14,7 @@
 `jaxckpt.ir.regions`.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.core
@@ -306,12 +306,20 @@ def is_sound(program: FlatProgram) -> bool:
         if not left.isdisjoint(path):
             return False
         left.update(set(around) - set(path))
-        around = path
-        reads = operands_and_loops(equation, program.loops)
+        entered, around = set(path) - set(around), path
+        reads = (*operands_and_loops(equation, program.loops), *indices_of(entered, program.loops))
         if not all(v in home and visibility.can_read(reader, home[v]) for v, reader in reads):
             return False
         home.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
     return True
+
+
+def indices_of(branches: Iterable[int], loops: Sequence[OpenLoop]) -> Iterator[tuple[jex.Var, int | None]]:
+    """The variables that select some branches, each with the loop in whose iterations the cond stands."""
+    for loop in branches:
+        cond_branch = loops[loop].cond_branch
+        if cond_branch is not None and isinstance(cond_branch.index, jex.Var):
+            yield cond_branch.index, loops[loop].parent
 
 
 def operands_and_loops(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[jex.Var, int | None]]:

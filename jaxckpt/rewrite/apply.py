@@ -11,9 +11,9 @@ that shard values depend on them. Such a step is one equation of the trace, whic
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -49,12 +49,15 @@ def apply(
     static_argnums: int | Sequence[int] = (),
     arguments: Sequence[Argument] = (),
     graph: Graph | None = None,
+    compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> "PlannedFunction[_Arguments, _Results]":
     """The step with a plan's decisions carried out: a function of the same signature, results and effects.
 
     An effect under a `jax.checkpoint` of the step happens once, since the plan decides what is recomputed.
 
-    Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments.
+    Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments,
+    with the XLA options of the step's own jit and `compiler_options`, those of the compile that the plan was held
+    against. The latter are for the compiler of a GPU or TPU.
     When called it raises what `trace_step`, `check_planned`, `refuse_miscompiled` and `require_agreement` raise. The
     arguments and the graph that the plan was made for let the error of a mismatch name what differs.
     """
@@ -63,7 +66,9 @@ def apply(
         check_planned(traced, plan, arguments, graph)
         return plan
 
-    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    calling = Calling(
+        step, donate_argnums=donate_argnums, static_argnums=static_argnums, compiler_options=compiler_options
+    )
     return PlannedFunction(step, calling, decide, state_on_host=bool(plan.host_arguments))
 
 
@@ -150,7 +155,12 @@ class PlannedFunction(Generic[_Arguments, _Results]):
             if is_traced and _needs_shardings(traced, plan):
                 found = _UnloweredCall(self, call, traced, plan)
             else:
-                found = _RewrittenCall(_rewritten(traced, plan), plan, state_on_host=self._state_on_host)
+                found = _RewrittenCall(
+                    _rewritten(traced, plan),
+                    plan,
+                    state_on_host=self._state_on_host,
+                    compiler_options=self._calling.compiler_options,
+                )
             if traced.closes_over_tracers():
                 self._calling.forget()
             else:
@@ -188,13 +198,22 @@ def _rewritten(traced: Traced, plan: GraphPlan) -> Rewritten:
 class _RewrittenCall:
     """A rewritten step as a function of its flat arguments, jitted unless it is called within a trace."""
 
-    def __init__(self, rewritten: Rewritten, plan: GraphPlan, *, state_on_host: bool = False):
+    def __init__(
+        self,
+        rewritten: Rewritten,
+        plan: GraphPlan,
+        *,
+        state_on_host: bool = False,
+        compiler_options: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.plan = plan
         self.traced = rewritten.traced
         self._rewritten = rewritten
         self._avals = [variable.aval for variable in open_jaxpr(rewritten.jaxpr).invars]
         self._state_on_host = state_on_host
-        options = dict(option for platform in platforms(self.traced) for option in copy_options(plan, platform))
+        used = platforms(self.traced)
+        options = dict(option for platform in used for option in copy_options(plan, platform))
+        options |= dict(self.traced.compiler_options) | ({} if "cpu" in used else dict(compiler_options))
         donated = tuple(sorted(self.traced.donated))
         self._jitted = jax.jit(self.run, donate_argnums=donated, compiler_options=options or None)
 

@@ -62,7 +62,7 @@ def named_strategy(strategy: str) -> Solver:
       >>> named_strategy("every:4").depends_on_budget, named_strategy("mincut:ilp").depends_on_budget
       (False, True)
     """
-    name, colon, option = strategy.partition(":")
+    name, colon, option = str(strategy).partition(":")
     if name not in STRATEGIES:
         _refuse(strategy, name)
     row = STRATEGIES[name]
@@ -77,11 +77,11 @@ def named_strategy(strategy: str) -> Solver:
 
 
 def _refuse(text: str, name: str) -> NoReturn:
-    (suggested, *_) = (*closest_names(name, STRATEGIES, cutoff=0.5), "optimal")
+    (suggested, *_) = (*closest_names(name, STRATEGIES), "optimal")
     raise UnknownStrategyError(
         f"solve(strategy={text!r}) names no solver.",
         got=repr(text),
-        needed=f"one of {', '.join(map(repr, STRATEGIES))}{did_you_mean(name, STRATEGIES, cutoff=0.5)}",
+        needed=f"one of {', '.join(map(repr, STRATEGIES))}{did_you_mean(name, STRATEGIES)}",
         advice=f'strategy="{suggested}"',
         strategy=text,
     )

@@ -20,6 +20,7 @@ import jax.extend.core as jex
 from jaxckpt.ir import Phase
 from jaxckpt.ir.kind import Kind, kind_of
 from jaxckpt.program.flat_program import Equation, FlatProgram
+from jaxckpt.program.open_loops import Visibility, indices_of
 
 
 def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[FlatProgram, tuple[Phase, ...]]:
@@ -48,10 +49,17 @@ def sink_elementwise(program: FlatProgram, phases: Sequence[Phase]) -> tuple[Fla
 
 
 def _readers(program: FlatProgram) -> tuple[defaultdict[jex.Var, list[int]], dict[jex.Var, int]]:
-    """The equations that read each variable, and the last of them; results are read behind all of them."""
+    """The equations that read each variable, and the last of them; results are read behind all of them.
+
+    The first equation of a branch reads the index of the cond.
+    """
     readers: defaultdict[jex.Var, list[int]] = defaultdict(list)
+    entered: set[int] = set()
+    path = Visibility(program.loops).path
     for position, equation in enumerate(program.equations):
-        for variable in equation.variables():
+        first = set(path(equation.loop)) - entered
+        entered |= first
+        for variable in (*equation.variables(), *(index for index, _ in indices_of(first, program.loops))):
             readers[variable].append(position)
     last = {variable: positions[-1] for variable, positions in readers.items()}
     results = (v for v in program.outvars if isinstance(v, jex.Var))

@@ -65,6 +65,7 @@ def test_the_gradient_of_a_bias_is_no_part_of_a_kernel_that_transposes(graph):
 
 
 @needs_gpu_target
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.10.2 makes more kernels that transpose")
 def test_predicted_seconds_are_those_of_the_compiled_step():
     planner = Planner(step, *specs(), target="h200")
     plan = solve(planner.problem, "none")

@@ -60,3 +60,21 @@ def test_a_keyword_that_another_function_has_is_no_advice():
     assert "multiples_of" in str(caught.value)
     with pytest.raises(ArgumentError, match="plan has no option 'stratgy'; the closest is 'strategy'"):
         jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", stratgy="full")
+
+
+@pytest.mark.parametrize("compiles", [0, -1, 1.5, "3", None, True])
+def test_what_is_no_number_of_compiles_is_refused(compiles):
+    with pytest.raises(ArgumentError, match="max_compiles=8"):
+        PlanOptions(max_compiles=compiles)
+
+
+def test_one_word_is_a_set_of_decisions():
+    assert PlanOptions(allow="recompute") == PlanOptions(allow=["recompute"]) == PlanOptions()
+    with pytest.raises(UnknownStrategyError, match="no recomputation"):
+        PlanOptions(allow=None)
+
+
+@pytest.mark.parametrize("positions", ["w", None, 0.5, ("w",)])
+def test_what_is_no_position_of_an_argument_is_refused(positions):
+    with pytest.raises(ArgumentError, match="counted from 0"):
+        Planner(jnp.sin, jnp.ones(2), target="cpu", donate_argnums=positions)

@@ -318,6 +318,16 @@ def test_a_plan_is_made_once_and_read_then(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "options", [{"donate_argnums": 0}, {"compiler_options": (("xla_embed_ir_in_executable", True),)}]
+)
+def test_a_plan_that_was_compiled_otherwise_is_compiled_again(tmp_path, options):
+    path, said = tmp_path / "plan.toml", []
+    plan = kept(path)
+    assert kept(path, progress=said.append, **options).decisions == plan.decisions  # it is within the budget
+    assert said == ["tracing the step", "compiling for cpu"]
+
+
+@pytest.mark.parametrize(
     ("args", "options", "reason"),
     [
         (arguments(batch=16), {}, "other arguments"),

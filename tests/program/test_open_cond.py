@@ -1,8 +1,11 @@
 """Conds are opened, residuals of branches connect them, and outlining restores the conds."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import jaxckpt
 from jaxckpt.ir import Phase
 from jaxckpt.ir.regions import COND_END, Branch
 from jaxckpt.program.inline import open_jaxpr
@@ -79,3 +82,24 @@ def test_canary_branches_return_empty_for_residuals_of_others():
     )
     primitives = {eqn.primitive.name for branch in forward.params["branches"] for eqn in open_jaxpr(branch).eqns}
     assert primitives & {"empty", "empty2"}
+
+
+def test_a_key_is_a_residual_of_a_branch():
+    """Dropout in a branch: the branch that does nothing gives zeros in the place of the key."""
+
+    def dropped(w, h, key):
+        mask = jax.random.bernoulli(key, 0.5, h.shape)
+        return jnp.tanh(h @ w) * mask
+
+    def loss(w, x, key):
+        for i in range(3):
+            own = jax.random.fold_in(key, i)
+            x = jax.lax.cond(x.sum() > 0, lambda h, own=own: dropped(w, h, own), lambda h: 2 * h, x)
+        return jnp.sum(x**2)
+
+    step = jax.value_and_grad(loss)
+    args = jnp.eye(4) / 2, jnp.ones((8, 4)), jax.random.key(0)
+    expected = jax.jit(step)(*args)
+    for strategy in ("none", "full"):
+        planned = jaxckpt.plan(step, *args, budget="1GiB", target="cpu", strategy=strategy).apply(step)
+        assert all(map(np.array_equal, jax.tree.leaves(planned(*args)), jax.tree.leaves(expected)))

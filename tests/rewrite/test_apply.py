@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+import jaxckpt
 from jaxckpt._errors import PlanMismatchError
+from jaxckpt.ir import GraphPlan
 from jaxckpt.rewrite import Argument, apply
 from jaxckpt.trace import trace_step
 from tests.rewrite.plans import drop_all, plan_of
@@ -219,3 +221,18 @@ def test_the_step_s_own_exception_comes_out():
 
     with pytest.raises(RuntimeError, match="my own"):
         apply(broken, plan_of(trace_step(step, PARAMS, X).graph))(PARAMS, X)
+
+
+def test_a_planned_step_compiles_with_the_options_of_its_jit():
+    step = jax.jit(jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(w)))), compiler_options={"no_such_option": True})
+    plan = GraphPlan(fingerprint=trace_step(step, jnp.ones(4)).graph.fingerprint)
+    with pytest.raises(RuntimeError, match="no_such_option"):
+        apply(step, plan)(jnp.ones(4))
+
+
+def test_the_options_that_a_plan_was_compiled_with_are_those_of_its_footprint():
+    step = jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(w))))
+    plan = GraphPlan(fingerprint=trace_step(step, jnp.ones(4)).graph.fingerprint)
+    options = (("xla_embed_ir_in_executable", True),)
+    planned = apply(step, plan, compiler_options=options)
+    assert jaxckpt.footprint(planned, jnp.ones(4), target="cpu").compiler_options == options

@@ -50,3 +50,15 @@ def test_two_threads_that_silence_it_leave_standard_output_as_it_was():
     for thread in threads:
         thread.join()
     assert os.path.samestat(os.fstat(1), before)
+
+
+def test_a_process_without_standard_output_solves_too():
+    program = """
+import os, sys
+from jaxckpt.solve.milp import silenced_stdout
+os.close(1)
+sys.stdout = None
+with silenced_stdout():
+    print("nowhere")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -100,3 +100,19 @@ def test_a_value_stays_before_a_reader_that_has_moved_behind_another():
     assert all(graph.producer[v] is None or graph.producer[v] < op.id for op in graph.ops for v in op.reads)
     for ours, own in zip(jaxckpt.apply(step, "nothing")(W, W.T), step(W, W.T), strict=True):
         np.testing.assert_allclose(ours, own, rtol=1e-6)
+
+
+def test_the_index_of_a_cond_stays_in_front_of_its_branches():
+    """A Python number selects a layer under `jax.checkpoint`: its clamp is an op of the backward."""
+
+    def loss(w, x):
+        @jax.checkpoint
+        def layer(x):
+            x = jax.lax.switch(1, [lambda x: jnp.tanh(x @ w), lambda x: jnp.sin(x @ w)], x)
+            return jnp.tanh(x @ w)
+
+        return jnp.sum(layer(x) ** 2)
+
+    step = jax.value_and_grad(loss)
+    planned = jaxckpt.plan(step, W, X, budget="1GiB", target="cpu", strategy="none").apply(step)
+    assert all(map(np.allclose, jax.tree.leaves(planned(W, X)), jax.tree.leaves(step(W, X))))
