@@ -341,6 +341,14 @@ def stacked_aval(length: int, aval: core.AbstractValue) -> core.AbstractValue:
     return core.unmapped_aval(length, 0, aval)
 
 
+def is_high(eqn: jax.extend.core.JaxprEqn) -> bool:
+    """True for an equation that `jax.jit` replaces before it lowers a jaxpr, if the jaxpr around says that it has one.
+
+    Example: the linear map that `jax.lax.custom_root` hands to a solver, in the body of the solver's loop.
+    """
+    return bool(eqn.primitive.is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
+
+
 def scan_params(params: Any, jaxpr: Any, constants: int, carried: int, sliced: int, stacked: int) -> dict[str, Any]:
     """A scan's parameters with another body and other numbers of operands and results. jax 0.10.2, 0.12.0.1."""
     if "ft_in" not in params:

@@ -274,12 +274,13 @@ class Graph:
             operand = max((v for v in reads if v in arrived), key=depth.__getitem__, default=None)
             last_in_memory.append(arrived[operand] if operand is not None and op.loop is None else None)
             if op.loop is not None:
-                frontier.append(in_memory.get(op.loop, deepest[op.loop])[0])
+                before = self._last_results.get(op.loop, deepest[op.loop][0])
+                frontier.append(in_memory[op.loop][0] if op.loop in in_memory else before)
             elif (end := deepest[None][0] if operand is None else operand) in arrived:
                 value = arrived[end]
                 frontier.append(value if last_read.get(value, -1) >= op.id else end)
             else:
-                frontier.append(end if self._last_result is None else self._last_result)
+                frontier.append(self._last_results.get(None, end))
             known = [depth[v] for v in op.reads if v in depth]
             if not op.writes or not known:
                 continue
@@ -296,16 +297,31 @@ class Graph:
                     arrived.update(dict.fromkeys(op.writes, arrived[operand]))
             elif op.phase is Phase.FORWARD:
                 depth.update(dict.fromkeys(op.writes, 0))
-                if self._last_result in op.writes:
-                    deepest[None] = self._last_result, 0
+                if self._last_results.get(None) in op.writes:
+                    deepest[None] = self._last_results[None], 0
         return tuple(frontier), tuple(last_in_memory)
 
     @cached_property
-    def _last_result(self) -> int | None:
-        """The deepest result of the step that is computed outside of loops before the backward begins."""
-        first = next((op.id for op in self.ops if op.phase is Phase.BACKWARD), 0)
-        results = (v for v in self.outputs if v in self._depths and (self.producer[v] or 0) < first)
-        return max(results, key=self._depths.__getitem__, default=None)
+    def _last_results(self) -> dict[int | None, int]:
+        """For the step, under None, and for each body with a backward pass the deepest result before it: a loss."""
+        first: dict[int | None, int] = {}
+        depths: dict[int, int] = {}
+        """Within each body by itself."""
+        for op in self.ops:
+            if op.phase is Phase.BACKWARD:
+                first.setdefault(None, op.id)
+                first.setdefault(op.loop, op.id)
+            elif op.phase is Phase.FORWARD:
+                known = [depths[v] for v in op.reads if v in depths and self.ops[self.producer[v] or 0].loop == op.loop]
+                depths.update(dict.fromkeys(op.writes, 1 + max(known, default=0)))
+        of_bodies = (v for op in self.ops if op.primitive in BODY_OUTPUTS for v in op.reads)
+        found: dict[int | None, int] = {}
+        for value in (*self.outputs, *of_bodies):
+            producer = self.producer[value]
+            loop = None if producer is None else self.ops[producer].loop
+            if value in depths and producer is not None and producer < first.get(loop, 0):
+                found[loop] = max(value, found.get(loop, value), key=depths.__getitem__)
+        return found
 
     @cached_property
     def _cotangents(self) -> frozenset[int]:
@@ -327,6 +343,9 @@ class Graph:
             is_added = op.writes and {self.ops[r].primitive for r in self.readers[op.writes[0]]} == {"add_any"}
             if op.kind in _IN_MEMORY and not is_added:
                 found.update(op.writes)
+            elif op.kind in _IN_MEMORY:
+                sums = [v for r in self.readers[op.writes[0]] for v in self.ops[r].writes]
+                found.update(v for v in sums if len(self.readers[v]) > 1)
             if op.kind in _IN_MEMORY:
                 found.update(op.reads[:1] if op.kind is Kind.SCATTER else op.reads)
         for op in self.ops:

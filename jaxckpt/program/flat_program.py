@@ -278,4 +278,5 @@ def body_jaxpr(
         eqns=eqns,
         effects=frozenset().union(*(eqn.effects for eqn in eqns)),
         debug_info=own_debug_info(template),
+        is_high=any(map(_compat.is_high, eqns)),
     )

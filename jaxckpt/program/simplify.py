@@ -3,8 +3,9 @@
 Two equations with the same primitive, parameters and operands compute the same. Rules:
 
 1. Clones (`Equation.in_user_remat`) are replaced by any earlier equation, so that a user's `jax.checkpoint` is undone.
-   Where a function repeats a product outside of a backward pass, equations that it repeats are replaced: two `jax.jvp`
-   of one network compute its values twice, and XLA once. Nothing else changes.
+   Where a step repeats a product, equations that it repeats are replaced: two `jax.jvp` of one network compute its
+   values twice, and XLA once, and so it is with a `jax.custom_vjp` whose backward computes a product of the forward
+   again. Nothing else changes.
 2. `optimization_barrier`s among the clones go, and so do roundings of a value to its own precision, which a
    checkpoint's policy leaves on what it saves: both exist to forbid rule 1.
 3. Bodies are equal if their equations are. Other parameters that cannot be compared are equal if they are one object.
@@ -23,9 +24,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxckpt import _compat
 from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE
-from jaxckpt.ir.scope import TRANSPOSE
 from jaxckpt.program.flat_program import (
     AnyJaxpr,
     Atom,
@@ -55,21 +54,16 @@ def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
 
 
 def _may_repeat(equations: Sequence[Equation]) -> bool:
-    """True if two products outside of a backward pass read one variable as the same operand: else none is repeated."""
+    """True if two products read one variable as the same operand: else none is repeated."""
     seen: set[Hashable] = set()
     for equation in equations:
         eqn = equation.eqn
-        if eqn.primitive.name in _PRODUCTS and not equation.in_user_remat and not _is_transposed(equation):
+        if eqn.primitive.name in _PRODUCTS and not equation.in_user_remat:
             operands = {(v, position) for position, v in enumerate(eqn.invars) if isinstance(v, jex.Var)}
             if not seen.isdisjoint(operands):
                 return True
             seen |= operands
     return False
-
-
-def _is_transposed(equation: Equation) -> bool:
-    """True for an equation of a backward pass."""
-    return any(mark == TRANSPOSE for mark in _compat.name_stack_marks(equation.eqn.source_info.name_stack))
 
 
 def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
@@ -112,7 +106,7 @@ class _Elimination:
 
     Attributes:
       equations: Those that stay.
-      repeated: Primitives of equations outside of a backward pass that were replaced, and are no clones.
+      repeated: Primitives of equations that were replaced, and are no clones.
     """
 
     def __init__(self, loops: Sequence[OpenLoop], *, repetitions: bool) -> None:
@@ -166,10 +160,8 @@ class _Elimination:
             self.equations.append(replace(equation, eqn=eqn.replace(invars=reads) if changed else eqn))
 
     def _may_replace(self, equation: Equation) -> bool:
-        """True for an equation outside of loops and of a backward pass, and no clone, which may be a repetition."""
-        if not self._repetitions or equation.in_user_remat or equation.loop is not None or equation.effects:
-            return False
-        return not _is_transposed(equation)
+        """True for an equation outside of loops, and no clone, which may be a repetition."""
+        return self._repetitions and not equation.in_user_remat and equation.loop is None and not equation.effects
 
     def current(self, atom: Atom) -> Atom:
         """The atom itself, or the earlier one that replaces it."""

@@ -114,7 +114,7 @@ def test_second_order_forward_passes_lose_their_checkpoints_too(block):
     plain = trace_step(make_step(BLOCKS[block], order=2), W, X).graph
     undone = trace_step(make_step(jax.checkpoint(BLOCKS[block]), order=2), W, X).graph
     assert counted(undone)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
-    assert len(undone.ops) <= 1.15 * len(plain.ops)
+    assert len(undone.ops) <= len(plain.ops) + 20
 
 
 @pytest.mark.parametrize("wrap", ["everything", "dots"])
@@ -159,6 +159,29 @@ def test_two_derivatives_of_one_network_share_its_values():
     assert sum(op.primitive == "tanh" for op in graph.ops) == 1
     ours = jax.jit(jax.extend.core.jaxpr_as_fun(trace_step(step, W, X).jaxpr))(W, X)
     np.testing.assert_allclose(ours[0], jax.jit(step)(W, X), rtol=1e-5)
+
+
+def test_a_product_that_a_custom_backward_computes_again_is_a_residual():
+    """XLA merges both products, unless what the backward reads has passed a barrier."""
+
+    @jax.custom_vjp
+    def layer(x, w):
+        return jnp.tanh(x @ w)
+
+    def backward(kept, g):
+        x, w = kept
+        g = g * (1 - jnp.tanh(x @ w) ** 2)
+        return g @ w.T, x.T @ g
+
+    layer.defvjp(lambda x, w: (jnp.tanh(x @ w), (x, w)), backward)
+    step = make_step(lambda x, w: x + layer(x, w))
+    graph = trace_step(step, W, X).graph
+    plain = trace_step(make_step(lambda x, w: x + jnp.tanh(x @ w)), W, X).graph
+    assert counted(graph)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
+    assert counted(graph)[Phase.BACKWARD, "contraction"] == counted(plain)[Phase.BACKWARD, "contraction"]
+    planned = apply(step, GraphPlan(fingerprint=graph.fingerprint))
+    for ours, theirs in zip(jax.tree.leaves(planned(W, X)), jax.tree.leaves(step(W, X)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_elementwise_ops_that_a_function_repeats_stay_where_no_product_is_repeated():

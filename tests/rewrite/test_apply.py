@@ -236,3 +236,19 @@ def test_the_options_that_a_plan_was_compiled_with_are_those_of_its_footprint():
     options = (("xla_embed_ir_in_executable", True),)
     planned = apply(step, plan, compiler_options=options)
     assert jaxckpt.footprint(planned, jnp.ones(4), target="cpu").compiler_options == options
+
+
+def test_a_root_whose_solvers_are_loops_is_planned():
+    """The solver of the gradient has a linear map in the body of its loop, which jit replaces before it lowers."""
+
+    def root(w, x):
+        return jax.lax.custom_root(
+            lambda z: 0.3 * jnp.tanh(z @ w + x) - z,
+            x,
+            lambda f, z: jax.lax.fori_loop(0, 9, lambda _, z: f(z) + z, z),
+            lambda g, y: jax.lax.fori_loop(0, 9, lambda _, u: g(u) + u - y, -y),
+        )
+
+    step = jax.grad(lambda w, x: jnp.mean(root(w, jnp.tanh(jnp.tanh(x @ w) @ w)) ** 2))
+    planned = apply(step, GraphPlan(fingerprint=trace_step(step, W, X).graph.fingerprint))
+    np.testing.assert_allclose(planned(W, X), jax.jit(step)(W, X), rtol=1e-5)
