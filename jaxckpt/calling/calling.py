@@ -11,7 +11,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -227,6 +227,13 @@ class Calling:
         named_like: "Calling | None" = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
     ):
+        if not callable(step):
+            raise ArgumentError(
+                f"a {type(step).__name__} stands where the step should.",
+                got=f"a {type(step).__name__}",
+                needed="the training step, a function, in front of its arguments",
+                advice="jaxckpt.plan(step, *args, budget=..., target=...), plan.apply(step)",
+            )
         self.step = step
         self.compiler_options = dict(compiler_options)
         self._jit_options: dict[str, Any] | None = None
@@ -508,6 +515,14 @@ def _pure(
     """A jitted function of a call's rest and arrays, for a step under the jit of a library."""
 
     def pure(rest: _Rest, *groups: tuple[Any, ...]) -> _Results:
+        try:
+            return run(rest, groups, module_scopes)
+        except Exception:  # modules of one class differ by their paths: `jax.tree.map` over two of them fails
+            if not any(has_objects(static.filled(arrays)) for static, arrays in zip(rest.parts, groups, strict=True)):
+                raise
+        return run(rest, groups, lambda _: nullcontext())
+
+    def run(rest: _Rest, groups: Sequence[tuple[Any, ...]], scopes: Callable[..., Any]) -> _Results:
         flat = [array for group in groups for array in group]
         filled = [static.filled(arrays) for static, arrays in zip(rest.parts, groups, strict=True)]
         with merging(inner=True) as merge:
@@ -517,10 +532,10 @@ def _pure(
             for root, value in zip(rest.roots, values.values(), strict=True)
             for path, each in objects_in(value)
         ]
-        with module_scopes(objects):
+        with scopes(objects):
             args = [value for key, value in values.items() if isinstance(key, int)]
             out = function(*args, **{key: value for key, value in values.items() if isinstance(key, str)})
-        without_path(out)
+        without_path((out, [each for _, each in objects]))
         return _results(objects, out, flat, jit=jit)
 
     pure.__name__ = pure.__qualname__ = name

@@ -29,10 +29,10 @@ Read after `regions`.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +257,11 @@ class GraphPlan:
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
         object.__setattr__(self, "decisions", MappingProxyType(ordered))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the fields, so that a plan can be sent to another process."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return partial(type(self), **values | {"decisions": dict(self.decisions)}), ()
 
     def __hash__(self) -> int:
         decided = tuple(self.decisions.items())

@@ -35,6 +35,42 @@ def test_modules_are_scopes_by_their_paths_and_so_are_arguments():
     assert any(path.startswith("optimizer.opt_state.0.trace.blocks.0") for path in traced.paths)
 
 
+class Averaged(nnx.Module):
+    """A network beside the average of its weights, and a copy of the last one."""
+
+    def __init__(self):
+        self.net, self.average, self.last = (nnx.Linear(4, 4, rngs=nnx.Rngs(seed)) for seed in range(3))
+
+
+def averaging(model, x):
+    """An exponential moving average, by a map over two modules of one class."""
+    loss, gradient = nnx.value_and_grad(lambda net: jnp.mean(net(x) ** 2))(model.net)
+    weights = nnx.state(model.net, nnx.Param)
+    nnx.update(model.net, jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient))
+    nnx.update(model.average, nnx.state(jax.tree.map(lambda a, w: 0.9 * a + 0.1 * w, model.average, model.net)))
+    model.last = nnx.clone(model.net)
+    return loss
+
+
+def test_two_modules_of_one_class_can_be_mapped_over():
+    ours, theirs = Averaged(), Averaged()
+    x = jnp.linspace(0, 1, 12).reshape(3, 4)
+    planned = jaxckpt.apply(nnx.jit(averaging), "nothing")
+    np.testing.assert_allclose(planned(ours, x), nnx.jit(averaging)(theirs, x), rtol=1e-6)
+    for mine, other in zip(jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(nnx.state(theirs)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    jax.tree.map(jnp.subtract, ours.net, ours.last)  # no mark is left on the copy
+
+
+def test_an_error_of_the_step_is_that_of_the_step():
+    def wrong(net, x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        jaxckpt.apply(nnx.jit(wrong), "nothing")(styles.objects()[0], styles.X)
+    assert caught.value.__context__ is None
+
+
 def test_tracing_leaves_no_mark_on_modules_and_their_classes():
     net, optimizer = styles.objects()
     call, names = styles.Block.__call__, set(vars(net.blocks[0]))
@@ -321,3 +357,9 @@ def test_arguments_that_are_handed_through_are_arrays_as_from_the_own_jit():
     for own, planned in zip(step(*args)[2:], jaxckpt.apply(step, "dots")(*args)[2:], strict=True):
         assert isinstance(planned, jax.Array)
         assert (planned.dtype, planned.weak_type) == (own.dtype, own.weak_type)
+
+
+@pytest.mark.parametrize("step", [3, [jnp.ones(2)], None])
+def test_what_is_no_function_is_no_step(step):
+    with pytest.raises(ArgumentError, match="in front of its arguments"):
+        Calling(step)

@@ -1,5 +1,8 @@
 """Plans are data: ordered, frozen, comparable."""
 
+import copy
+import pickle
+
 import pytest
 
 from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
@@ -19,3 +22,10 @@ def test_another_decision_makes_another_plan():
 def test_decisions_cannot_be_changed():
     with pytest.raises(TypeError):
         GraphPlan(fingerprint="f", decisions={1: Save()}).decisions[1] = Recompute()
+
+
+def test_a_plan_can_be_sent_to_another_process():
+    plan = GraphPlan(fingerprint="step", decisions={3: Save(), 1: Recompute()}, strategy="by hand")
+    for copied in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert copied == plan
+        assert (copied.strategy, list(copied.decisions)) == ("by hand", [1, 3])
