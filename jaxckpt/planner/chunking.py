@@ -11,7 +11,8 @@ number would take longer than the rest of the plan:
   least n is taken with which they are about no longer the peak; more pieces would be slower, and save nothing.
 - Seconds: each piece reads the weights, adds to the sums over rows, and launches kernels. Fewer pieces are faster if
   the budget has bytes for them. Of the plans for n pieces it is known what fewer bytes cost, so the plans of n/2
-  pieces, and so on, need no solver to be estimated. The number that is estimated fastest is solved, if it is another.
+  pieces, and so on, need no solver to be estimated. The number that is estimated fastest is solved, if it is another,
+  and twice as many pieces as long as their plan does not fit.
 
 Stages before the region are the same in any number of pieces, and their options are solved once.
 
@@ -175,9 +176,12 @@ class ChunkSolver:
         assert self._most is not None, "the caller has asked `can_divide`"
         most, solver = self._most
         divided = [solver.solve(temp_budget_bytes)]
-        fewer = self._fewer_pieces(divided[0], temp_budget_bytes)
-        if fewer != most and (other := self._solver_of(fewer)) is not None:
-            divided.append(other.solve(temp_budget_bytes))
+        fewer = _PIECES.index(self._fewer_pieces(divided[0], temp_budget_bytes))
+        for pieces in _PIECES[fewer : _PIECES.index(most)]:
+            if (other := self._solver_of(pieces)) is not None:
+                divided.append(other.solve(temp_budget_bytes))
+                if temp_budget_bytes is None or divided[-1].predicted.temp_bytes <= temp_budget_bytes:
+                    break
         empty = [self.empty_plan] if allow_empty and self.problem.allows_empty_plan else []
         return cheapest((*empty, *divided), temp_budget_bytes)
 

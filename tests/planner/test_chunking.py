@@ -128,6 +128,25 @@ def test_the_least_number_of_pieces_is_solved_with_which_the_rows_are_not_the_pe
     assert by_pieces[pieces] <= 1.15 * min(by_pieces.values())
 
 
+def test_pieces_are_as_large_as_the_budget_has_memory_for():
+    """All layers treat rows alike. Of 4 pieces, which are estimated fastest, the plan does not fit; of 8 it does."""
+    weights, x = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 6, jax.ShapeDtypeStruct((16384, 256), jnp.float32)
+
+    def loss(weights, x):
+        for weight in weights:
+            x = x + jax.nn.gelu(x @ weight)
+        return jnp.mean(x**2)
+
+    solver = Planner(jax.value_and_grad(loss), weights, x, target="h200", allow=ALLOW).chunk_solver
+    budget = 42 * 2**20
+    found = solver.solve(budget)
+    assert found.predicted.temp_bytes <= budget
+    (chunk,) = found.row_chunks
+    assert chunk.pieces < solver.min_memory_plans[0].row_chunks[0].pieces
+    larger = solver._solver_of(chunk.pieces // 2).solve(budget)
+    assert larger.predicted.temp_bytes > budget
+
+
 def test_more_memory_never_takes_more_time(planner, least):
     budgets = [scale * least.predicted.temp_bytes // 4 for scale in (4, 5, 6, 8, 12)]
     plans = [planner.chunk_solver.solve(budget) for budget in budgets]
