@@ -27,13 +27,14 @@ def larger_arguments(
     """The error for a budget that arguments and results alone exceed, without `host_bytes` of them in host memory."""
     results_bytes = unaliased_output_bytes(graph)
     argument_bytes = graph.argument_bytes - host_bytes
+    larger = "arguments" if argument_bytes > limit_bytes else "arguments and results"
     without = f" without {format_bytes(host_bytes)} of state in host memory" if host_bytes else ""
     helpful = (each for each in (donation(graph), *remedies) if each.saves_bytes)
     closed_over_bytes = graph.size_bytes(graph.constants)
     closed_over = f", of these {format_bytes(closed_over_bytes)} of arrays that the step closes over,"
     changes = "".join(f"{each.command}, {format_bytes(each.saves_bytes or 0)} less, " for each in helpful)
     return InfeasibleBudgetError(
-        f"plan(budget={budget!r}, target={target!r}) cannot be met: the arguments and results alone are larger.",
+        f"plan(budget={budget!r}, target={target!r}) cannot be met: the {larger} alone are larger.",
         got=f"budget {format_bytes(limit_bytes)}",
         needed=f"more than {format_bytes(argument_bytes + results_bytes)}: arguments {format_bytes(argument_bytes)}"
         f"{closed_over if closed_over_bytes else ''}{without} and results that take over no donated argument"
