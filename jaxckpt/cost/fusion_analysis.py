@@ -528,7 +528,7 @@ class FusionAnalysis:
         materialised, gathers, dots = self.materialised, self.rules.gathers, self.rules.products.dots
         slices, parts_bytes, cut = self.rules.partial_reads - gathers, self.rules.storing.parts_bytes, self.rows.cut
         size_bytes, kernels = self.size_bytes, [nothing] * len(self.size_bytes)
-        read, lone, kept_inside = set[int](), set[int](), self.rules.never_materialised
+        last_read, lone, never_stored = dict[int, ScheduleStep](), set[int](), self.rules.never_materialised
         shares = [0.0] * len(size_bytes) if slices else None
         for step in reversed(steps):
             writing, share = nothing, 0.0
@@ -543,17 +543,15 @@ class FusionAnalysis:
                     part = size_bytes[instance] / max(1, size_bytes[step.reads[0]]) if op in slices else 1.0
                     share += part if is_written else part * shares[instance]
             applies = bool(applied) and op in dots
+            can_be_stored = op is not None and op not in never_stored and len(step.writes) == 1
             for instance in step.reads[1:] if op in gathers else step.reads:  # of a table next to nothing is read
                 if applies and instance in applied:
                     continue
                 if instance not in materialised:
-                    if instance in read:
+                    if last_read.setdefault(instance, step) is not step:
                         lone.discard(instance)
-                    elif (
-                        op is not None and op not in kept_inside and size_bytes[step.writes[0]] <= size_bytes[instance]
-                    ):
+                    elif can_be_stored and size_bytes[step.writes[0]] <= size_bytes[instance]:
                         lone.add(instance)
-                    read.add(instance)
                     if len(known := kernels[instance]) < _MANY:
                         kernels[instance] = known | writing if known else writing
                 if shares is not None:

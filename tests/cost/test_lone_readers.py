@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt import Planner
-from jaxckpt.cost import fuse
+from jaxckpt.cost import fuse, strip_views
 from jaxckpt.ir import Phase
 from jaxckpt.machine import Target, targets
 from jaxckpt.solve import solve
@@ -46,6 +46,18 @@ def test_only_the_end_of_a_chain_is_stored():
     assert all(op.writes[0] in fusion.materialised for op in streams if len(graph.readers[op.writes[0]]) > 1)
     assert len(inner) >= 5
     assert not fusion.materialised.intersection(op.writes[0] for op in inner)
+
+
+def test_an_op_without_results_reads_what_is_in_memory():
+    def loss(weights, x):
+        hidden = jnp.tanh(x @ weights)
+        jax.debug.callback(lambda rows: None, hidden.reshape(-1))
+        return jnp.mean(jnp.tanh(hidden @ weights) ** 2)
+
+    (weights, *_), x = specs()
+    graph = trace_step(jax.grad(loss), weights, x).graph
+    (read,) = next(op for op in graph.ops if op.effects).reads
+    assert strip_views(graph, read) in fuse(graph, Target("h200").rates).materialised
 
 
 @needs_gpu_target
