@@ -215,7 +215,8 @@ class Graph:
 
         Where no such chain leads to an op, it is the last value in memory on the longest chain to any op so far. Before
         the backward has a value in memory it is the step's deepest forward result (a loss), if there is one. In the
-        body of a loop it is a value of that body, once there is one, in memory if possible.
+        body of a loop it is a value of that body, in memory if possible, and before there is one in memory the body's
+        own loss.
         """
         return self._frontiers[0]
 
@@ -328,9 +329,10 @@ class Graph:
         """Values in memory, of either pass, that products and scatters of the backward read or write before others do.
 
         A barrier that hands on a value inside a chain of elementwise ops would split a kernel in two, one that hands on
-        the gradient of a weight would keep the update from fusing with it. A product that is added to another value
-        is not in memory by itself, nor is what is scattered: the scatter's kernel computes it. A view that has been
-        made of a value in memory takes its place: whoever reads the view does not read the value behind the barrier.
+        the gradient of a weight would keep the update from fusing with it. A product that is added to another value is
+        not in memory by itself, but the sum is if several ops read it. Nor is what is scattered: the scatter's kernel
+        computes it. A view that has been made of a value in memory takes its place: whoever reads the view does not
+        read the value behind the barrier.
         """
         # One pass back, in which what leads to a value in memory and the value itself are found together.
         leads: set[int] = set()
