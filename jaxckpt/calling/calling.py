@@ -205,10 +205,6 @@ class Calling:
       donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
       static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
       named_like: A step that is called alike, whose names its arguments are to have; None for their own.
-      compiler_options: XLA options with which a planned function of the step compiles itself.
-
-    Attributes:
-      compiler_options: The same; of a planned function those of its step's calling.
 
     Example:
       >>> import jax.numpy as jnp
@@ -225,7 +221,6 @@ class Calling:
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
         named_like: "Calling | None" = None,
-        compiler_options: Sequence[tuple[str, Any]] = (),
     ):
         if not callable(step):
             raise ArgumentError(
@@ -235,14 +230,12 @@ class Calling:
                 advice="jaxckpt.plan(step, *args, budget=..., target=...), plan.apply(step)",
             )
         self.step = step
-        self.compiler_options = dict(compiler_options)
         self._jit_options: dict[str, Any] | None = None
         self._unwrapped = unwrap(step)
         is_jitted = self._unwrapped.jit == "jax"  # a jit has the attributes of the function that it wraps
         if self._unwrapped.function is step and hasattr(step, _CALLING) and not is_jitted:
-            of_step = getattr(step, _CALLING)
-            self._unwrapped, self.compiler_options = _unwrapped_like(step, of_step), of_step.compiler_options
-            self._jit_options = self.compiler_options or None
+            calling, options = getattr(step, _CALLING)
+            self._unwrapped, self._jit_options = _unwrapped_like(step, calling), options or None
         self._donate_argnums = _as_tuple(donate_argnums, "donate_argnums")
         self._static_argnums = _as_tuple(static_argnums, "static_argnums")
         self._named_like = named_like or self
@@ -593,12 +586,12 @@ def _jitted(
 
 
 _CALLING = "_jaxckpt_calling"
-"""The attribute of a planned function that holds the `Calling` of its step."""
+"""The attribute of a planned function that holds the `Calling` of its step, and XLA options."""
 
 
-def mark_planned(planned: Callable[..., Any], calling: Calling) -> None:
-    """Notes on a planned function how its step is called, so that both are called alike."""
-    setattr(planned, _CALLING, calling)
+def mark_planned(planned: Callable[..., Any], calling: Calling, compiler_options: dict[str, Any]) -> None:
+    """Notes on a planned function how its step is called and compiled, so that both are called alike."""
+    setattr(planned, _CALLING, (calling, compiler_options))
 
 
 def _unwrapped_like(planned: Callable[..., Any], calling: Calling) -> Unwrapped:

@@ -72,13 +72,13 @@ class Readers(NamedTuple):
     Attributes:
       kernels: For every instance the kernels, as what they write, up to `_MANY`.
       shares: For every instance the shares of it that kernels read, added up; None where no op reads a share.
-      lone: Instances that a single op reads, whose result is no larger: where kernels would compute both again, it is
-        the result that is stored.
+      read_by_one: Instances that a single op reads, whose result is no larger: where kernels would compute both again,
+        it is the result that is stored.
     """
 
     kernels: Sequence[frozenset[int]]
     shares: Sequence[float] | None
-    lone: set[int]
+    read_by_one: set[int]
 
     def times(self, instance: int) -> float:
         """How many kernels read an instance; those that read parts of it count as much as they read."""
@@ -178,7 +178,7 @@ class FusionAnalysis:
             if instance not in materialised:
                 is_added_up = instance in self.rows.added_up and self.holds_rows(step)
                 has_readers = len(self.readers.kernels[instance]) > 1 or instance in self.picks
-                is_inside = not has_readers or instance in self.siblings or instance in self.readers.lone
+                is_inside = not has_readers or instance in self.siblings or instance in self.readers.read_by_one
                 if not is_added_up and (is_inside or not self._is_cheaper_stored(step, instance, own)):
                     sources[instance] = {instance: self.size_bytes[instance]} if op in self.rules.draws else own
                     is_folded = instance in self.rows.figures and op in self.rules.rows.row_reductions
@@ -528,7 +528,7 @@ class FusionAnalysis:
         materialised, gathers, dots = self.materialised, self.rules.gathers, self.rules.products.dots
         slices, parts_bytes, cut = self.rules.partial_reads - gathers, self.rules.storing.parts_bytes, self.rows.cut
         size_bytes, kernels = self.size_bytes, [nothing] * len(self.size_bytes)
-        last_read, lone, never_stored = dict[int, ScheduleStep](), set[int](), self.rules.never_materialised
+        last_read, read_by_one, never_stored = dict[int, ScheduleStep](), set[int](), self.rules.never_materialised
         shares = [0.0] * len(size_bytes) if slices else None
         for step in reversed(steps):
             writing, share = nothing, 0.0
@@ -549,14 +549,14 @@ class FusionAnalysis:
                     continue
                 if instance not in materialised:
                     if last_read.setdefault(instance, step) is not step:
-                        lone.discard(instance)
+                        read_by_one.discard(instance)
                     elif can_be_stored and size_bytes[step.writes[0]] <= size_bytes[instance]:
-                        lone.add(instance)
+                        read_by_one.add(instance)
                     if len(known := kernels[instance]) < _MANY:
                         kernels[instance] = known | writing if known else writing
                 if shares is not None:
                     shares[instance] += share
-        return Readers(kernels, shares, lone)
+        return Readers(kernels, shares, read_by_one)
 
 
 def reduction_operands(graph: Graph, steps: Iterable[ScheduleStep]) -> frozenset[int]:

@@ -228,7 +228,7 @@ def unfolded_rules(graph: Graph, rates: Rates | None = None) -> FusionRules:
     joined = _joined(graph) if has_library else {}
     scattered_into = dict(_scattered_into(graph, fused_scatters))
     own_kernels = copies | _products_in_memory(graph, layouts) | scattered_into.keys()
-    transposing = ops(lambda op: bool(layouts.of_transforms) and _transposes(layouts, op))
+    transposing = ops(lambda op: op.kind is Kind.ELEMENTWISE and layouts.transposes(op.reads, op.writes))
     exchanged = exchanged_products(graph) - own_kernels
     spare = {} if rates is None else {op.id: _spare_bytes(graph, op, rates) for op in graph.ops}
     of_compiler = {op for op in graph.once(read_from_transforms) if number_of_parts(graph, graph.ops[op]) == 1}
@@ -313,11 +313,6 @@ def _products_in_memory(graph: Graph, layouts: Layouts) -> Ops:
     """Rule 6: transposed products that several ops read."""
     readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
     return frozenset(op for op, reading in readers.items() if len(reading) > 1)
-
-
-def _transposes(layouts: Layouts, op: Op) -> bool:
-    """True for an elementwise op that reads an array in another layout than that of its result."""
-    return op.kind is Kind.ELEMENTWISE and any(layouts.differ(v, op.writes[0]) for v in op.reads)
 
 
 def _gathered_views(graph: Graph) -> Ops:

@@ -267,7 +267,8 @@ class ScheduleKernels:
         kernel = at
         is_epilogue = not self.fusion.epilogue_ends.isdisjoint(written)
         if op.id in self.fusion.rules.loops and not is_epilogue and not self.fusion.holds_rows(step):
-            transposes = self._transposes(reads, written)
+            origin = self.schedule.origin
+            transposes = self.graph.once(Layouts).transposes((origin[i] for i in reads), (origin[i] for i in written))
             kernel, kernel_s = self.passes.join(
                 at, op, reads, written, traffic_bytes, arithmetic_s, transposes=transposes
             )
@@ -288,14 +289,6 @@ class ScheduleKernels:
         if not step.is_clone:
             kernel_s += self.arithmetic.gathered_s[op.id]
         return kernel_s if step.loop is None else kernel_s * self.graph.runs_per_step(step.loop)
-
-    def _transposes(self, reads: SourceBytes, written: Sequence[int]) -> bool:
-        """True if a kernel writes the layout of a Fourier transform, and reads another one."""
-        origin, layouts = self.schedule.origin, self.graph.once(Layouts)
-        if not layouts.of_transforms:
-            return False
-        of_transforms = [origin[instance] for instance in written if origin[instance] in layouts.of_transforms]
-        return any(layouts.differ(origin[source], value) for source in reads for value in of_transforms)
 
     def _copy_s(self, step: Run) -> float:
         """Seconds of the kernel that writes a concatenation for one product (rule 10)."""

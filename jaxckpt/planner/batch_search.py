@@ -28,8 +28,9 @@ from jaxckpt.planner.step_spec import step_from_spec
 from jaxckpt.planner.user_plan import Plan
 
 _DEFAULT = PlanOptions()
-_FLAT = 16
-"""A search ends where a batch so many times as large takes no more memory: a step may pad its batch, up to 100 say."""
+_FLAT = 128
+"""A search ends where a batch so many times as large takes no more memory: a step may pad its batch to a multiple of
+100, so that the batches from 1 to 64 take as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class PlanOptions:
 class PlanKeywords(TypedDict, total=False):
     """The fields of `PlanOptions` as keywords of a function."""
 
-    allow: tuple[str, ...]
+    allow: str | tuple[str, ...]
     policy: Policy | str | Path | None
     offload: Offloading | None
     compiler_options: Sequence[tuple[str, Any]]

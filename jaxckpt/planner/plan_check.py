@@ -209,8 +209,9 @@ def _is_compiled_otherwise(plan: Plan, planner: Planner) -> bool:
 
     options = (*copy_options(plan, planner.target.platform), *planner.compiler_options)
     has_other_options = plan.footprint is not None and texts(plan.footprint.compiler_options) != texts(options)
-    fixed_bytes = plan.predicted.total_bytes - plan.predicted.temp_bytes
-    return has_other_options or (not plan.host_arguments and fixed_bytes != planner.fixed_bytes)
+    if plan.prediction is None or plan.host_arguments:  # no known bytes of arguments and results on the device alone
+        return has_other_options
+    return has_other_options or plan.prediction.total_bytes - plan.prediction.temp_bytes != planner.fixed_bytes
 
 
 def _excess(footprint: Footprint, limit_bytes: int | None) -> str:

@@ -11,9 +11,9 @@ that shard values depend on them. Such a step is one equation of the trace, whic
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType, MethodType
+from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -66,10 +66,10 @@ def apply(
         check_planned(traced, plan, arguments, graph)
         return plan
 
-    calling = Calling(
-        step, donate_argnums=donate_argnums, static_argnums=static_argnums, compiler_options=compiler_options
+    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    return PlannedFunction(
+        step, calling, decide, state_on_host=bool(plan.host_arguments), compiler_options=dict(compiler_options)
     )
-    return PlannedFunction(step, calling, decide, state_on_host=bool(plan.host_arguments))
 
 
 def apply_decided(
@@ -100,12 +100,14 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         decide: Callable[[Traced], GraphPlan],
         *,
         state_on_host: bool = False,
+        compiler_options: dict[str, Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
             self.__signature__ = inspect.signature(step)
             del self.__wrapped__
-        mark_planned(self, calling)
+        self._compiler_options = compiler_options or {}
+        mark_planned(self, calling, self._compiler_options)
         self._calling = calling
         self._decide = decide
         self._state_on_host = state_on_host
@@ -159,7 +161,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
                     _rewritten(traced, plan),
                     plan,
                     state_on_host=self._state_on_host,
-                    compiler_options=self._calling.compiler_options,
+                    compiler_options=self._compiler_options,
                 )
             if traced.closes_over_tracers():
                 self._calling.forget()
@@ -204,7 +206,7 @@ class _RewrittenCall:
         plan: GraphPlan,
         *,
         state_on_host: bool = False,
-        compiler_options: Mapping[str, Any] = MappingProxyType({}),
+        compiler_options: dict[str, Any] | None = None,
     ):
         self.plan = plan
         self.traced = rewritten.traced
@@ -213,7 +215,7 @@ class _RewrittenCall:
         self._state_on_host = state_on_host
         used = platforms(self.traced)
         options = dict(option for platform in used for option in copy_options(plan, platform))
-        options |= dict(self.traced.compiler_options) | ({} if "cpu" in used else dict(compiler_options))
+        options |= dict(self.traced.compiler_options) | ({} if "cpu" in used else compiler_options or {})
         donated = tuple(sorted(self.traced.donated))
         self._jitted = jax.jit(self.run, donate_argnums=donated, compiler_options=options or None)
 

@@ -28,8 +28,8 @@ Complexity: linear in ops, but for the way back to a product where layouts meet.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise, product
 
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.schedule.argument_derived import is_view_of
@@ -127,10 +127,12 @@ class Layouts:
                 return
             value = before[0]
 
-    def differ(self, value: int, other: int) -> bool:
-        """True for two arrays of one shape in different layouts."""
-        values = self.graph.values
-        return values[value].shape == values[other].shape and self.of(value) != self.of(other)
+    def transposes(self, reads: Iterable[int], writes: Iterable[int]) -> bool:
+        """True if an op or a kernel writes a value in a transform's layout of one of its shape in another (rule 5)."""
+        if not self.of_transforms:
+            return False
+        values, pairs = self.graph.values, product(reads, (v for v in writes if v in self.of_transforms))
+        return any(values[v].shape == values[w].shape and self.of(v) != self.of(w) for v, w in pairs)
 
 
 def _is_elementwise_result(graph: Graph, value: int) -> bool:

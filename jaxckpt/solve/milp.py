@@ -68,13 +68,15 @@ def minimise(
 def silenced_stdout() -> Iterator[None]:
     """Discards the standard output of native code, for one thread at a time: a second would restore the null device."""
     with _SILENCING:
+        if sys.stdout is not None:
+            sys.stdout.flush()
         try:
             original = os.dup(_STANDARD_OUTPUT)
         except OSError:  # a process without standard output, such as a daemon
+            original = None
+        if original is None:
             yield
             return
-        if sys.stdout is not None:
-            sys.stdout.flush()
         null = os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(null, _STANDARD_OUTPUT)

@@ -173,9 +173,10 @@ def test_memory_that_stops_growing_is_refused(modelled):
         jaxckpt.max_batch(lambda batch: make_step(min(batch, 4096)), target="h200", budget="16MiB")
 
 
-def test_a_step_that_pads_its_batch_has_a_largest_one(modelled):
-    found = jaxckpt.max_batch(lambda batch: make_step(512 * (1 + batch // 10)), target="h200", budget="4MiB")
-    assert found.batch % 10 == 9
+@pytest.mark.parametrize("multiple", [10, 100])
+def test_a_step_that_pads_its_batch_has_a_largest_one(modelled, multiple):
+    found = jaxckpt.max_batch(lambda batch: make_step(512 * (1 + batch // multiple)), target="h200", budget="4MiB")
+    assert found.batch % multiple == multiple - 1
 
 
 @pytest.mark.parametrize("multiple", [0, -8, 2.0, True])
