@@ -1,10 +1,12 @@
 """Running sums of gradients and when they pass barriers, and gradients in the bodies of loops."""
 
+import functools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+import jaxckpt
 from jaxckpt import Planner, Target
 from jaxckpt.ir import Phase
 from jaxckpt.schedule import Barrier, schedule
@@ -28,6 +30,46 @@ def test_addends_are_live_until_the_product_before_their_addition():
     graph = build.graph(result)
     live = {v: GradAccumulators(graph).live_at(graph.producer[v]) for v in (second, short, product, added, last)}
     assert live == {second: [first], short: [first, second], product: [first, second], added: [first, second], last: []}
+
+
+def test_a_cotangent_that_several_ops_read_is_live_until_the_last_one_adds_it():
+    """As in a residual block of a Hessian-vector product; a gather is not, whose smaller operand passes barriers."""
+    build = Builder()
+    op = partial(build.op, size_bytes=4000, phase=Phase.BACKWARD)
+    nodes, seed = build.op("sin", build.input(100), size_bytes=100, phase=Phase.BACKWARD), build.input(4000)
+    cotangent, gathered = op("mul", seed, op("dot_general", seed)), op("gather", nodes)
+    other = op("dot_general", seed)
+    gated = op("dot_general", op("mul", op("mul", cotangent, gathered), other))
+    last = op("dot_general", gated)
+    graph = build.graph(op("add_any", op("add_any", cotangent, last), op("add_any", gathered, last)))
+    accumulators = GradAccumulators(graph)
+    assert gathered in graph.widenings
+    assert [accumulators.live_at(graph.producer[v]) for v in (other, gated, last)] == [[cotangent], [cotangent], []]
+
+
+def hessian_product(wrap):
+    """A Hessian-vector product, forward over reverse, of six residual layers."""
+
+    @wrap
+    def layer(h, weight):
+        return h + jax.nn.gelu(h @ weight)
+
+    def loss(weights, x):
+        return jnp.mean(functools.reduce(layer, weights, x) ** 2)
+
+    def step(weights, x):
+        directions = [jnp.ones_like(weight) for weight in weights]
+        return jax.jvp(lambda weights: jax.grad(loss)(weights, x), (weights,), (directions,))
+
+    weights = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 6
+    return step, weights, jax.ShapeDtypeStruct((8192, 128), jnp.float32)
+
+
+@needs_compiler
+def test_a_hessian_product_fits_where_checkpoints_of_its_layers_do():
+    by_rule = jaxckpt.footprint(*hessian_product(jax.checkpoint), target="h200").total_bytes
+    plan = Planner(*hessian_product(lambda layer: layer), target="h200").plan(budget=by_rule)
+    assert plan.footprint.total_bytes <= by_rule
 
 
 def integrated(steps):
