@@ -53,7 +53,7 @@ def compare(
       Totals, scopes, buffers added and removed at the peak, recomputed ops, and the frontier of memory and time.
 
     Raises:
-      ComparisonError: There is no version, or some versions cannot be compiled; the message names all of them.
+      ComparisonError: There is no version, versions have no names, or some cannot be compiled; the message names all.
       CompileError: The compiler fails for a version.
       PlanMismatchError: A plan is for another step.
       PolicyError: A rule of a policy matches nothing in the step.
@@ -67,6 +67,13 @@ def compare(
       >>> twice.names, twice["twice"].argument_bytes
       (('once', 'twice'), 32)
     """
+    if not isinstance(versions, Mapping):
+        raise ComparisonError(
+            "compare(versions) takes versions by name.",
+            got=f"a {type(versions).__name__}",
+            needed="a dict of names and versions",
+            advice='jaxckpt.compare({"as it is": step, "planned": plan}, *args, target="h200")',
+        )
     with_args = partial(Step, args=args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     read = {name: _read(version, target, with_args) for name, version in versions.items()}
     steps = (version for version in read.values() if isinstance(version, Step))

@@ -6,7 +6,7 @@ memory. Without a device every product keeps its Triton kernel, so that a step m
 was compiled for it.
 
 The rule (`FusedProduct.is_library_product`): a product goes to cuBLAS if its arithmetic takes longer than its memory
-traffic, or if nothing is fused with it but a bias, which cuBLAS adds itself (docs/measured.md). Then it must not
+traffic, or if nothing is fused with it but a bias of its result, which cuBLAS adds (docs/measured.md). Then it must not
 transpose large operands either: cuBLAS reads them once a kernel of their own has copied them.
 
 XLA looks for earlier choices in a folder (`xla_gpu_per_fusion_autotune_cache_dir`) that has a file for each product.
@@ -115,11 +115,24 @@ class FusedProduct(NamedTuple):
         return frozenset(instruction.opcode for instruction in self.computation.instructions) - _NO_ARITHMETIC
 
     def is_library_product(self, rates: Rates) -> bool:
-        """True if cuBLAS takes it: for its arithmetic, or as nothing is fused but a bias and small transpositions."""
+        """True if cuBLAS takes it: for its arithmetic, or as nothing is fused but its bias and small transpositions."""
         work = self.work
         if rates.is_library_product(work.matmul_flops, work.matmul_dtype, work.traffic_bytes):
             return True
-        return self.fused <= _BIAS and 2 * self.transposed_bytes <= _COPIED_SHARE * work.traffic_bytes
+        has_copies = 2 * self.transposed_bytes > _COPIED_SHARE * work.traffic_bytes
+        return self.fused <= _BIAS and not self.applied and not has_copies
+
+    @property
+    def applied(self) -> frozenset[str]:
+        """Opcodes of what is computed of the operands, in front of the product: cuBLAS adds a bias to the result."""
+        instructions = {each.id: each for each in self.computation.instructions}
+        pending = [i for each in instructions.values() if each.opcode == "dot" for i in each.operand_ids]
+        found: set[str] = set()
+        while pending:
+            instruction = instructions[pending.pop()]
+            found.add(instruction.opcode)
+            pending.extend(instruction.operand_ids)
+        return frozenset(found) - _NO_ARITHMETIC
 
     @property
     def transposed_bytes(self) -> int:

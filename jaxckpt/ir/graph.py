@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
 from math import prod
 from operator import itemgetter
 from typing import NamedTuple, TypeVar, cast
@@ -38,6 +40,15 @@ class Phase(enum.StrEnum):
     BACKWARD = enum.auto()
     UPDATE = enum.auto()
     """Everything computed from gradients that is no gradient: clipping, the optimiser, new parameters."""
+
+
+_signatures: dict[tuple[object, ...], int] = {}
+_next_signature = count()
+
+
+def _signature(key: tuple[object, ...]) -> int:
+    """The number of a key: compared instead of keys, which are long, by all who look for stages that are alike."""
+    return _signatures.setdefault(key, next(_next_signature))
 
 
 def axis_size(axis: str, mesh: Mapping[str, int]) -> int:
@@ -432,14 +443,17 @@ class Graph:
         on the way to `forward_end`, it is the one at the end of the longest chain. Values that only the backward reads
         would not do: where they are dropped, nothing waits for them.
         """
-        last_read = self._last_read_towards(self.forward_end)
+        last_read, depths = self._last_read_towards(self.forward_end), self._depths
         frontier: list[int | None] = [None] * len(self.ops)
-        still_read: dict[int, int] = {}
+        written: list[tuple[int, int]] = []
+        """A heap by depth, the deepest first; values that are read no longer leave it once they are at its top."""
         for op in self.ops:
-            still_read = {v: until for v, until in still_read.items() if until >= op.id}
-            frontier[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
-            if op.phase is Phase.FORWARD:
-                still_read.update((v, last_read[v]) for v in op.writes if v in last_read and v in self._depths)
+            while written and last_read[-written[0][1]] < op.id:
+                heappop(written)
+            frontier[op.id] = -written[0][1] if written else None
+            for value in op.writes if op.phase is Phase.FORWARD else ():
+                if value in last_read and value in depths:
+                    heappush(written, (-depths[value], -value))
         return tuple(frontier)
 
     @cached_property
@@ -468,25 +482,22 @@ class Graph:
 
     @cached_property
     def value_signatures(self) -> tuple[int, ...]:
-        """For each value a number, the same for values of one shape, type and size."""
-        known: dict[tuple[object, ...], int] = {}
-        return tuple(known.setdefault((v.shape, v.dtype, v.size_bytes), len(known)) for v in self.values)
+        """For each value a number, the same for values of one shape, type and size in any graph."""
+        return tuple(_signature((v.shape, v.dtype, v.size_bytes)) for v in self.values)
 
     @cached_property
     def op_signatures(self) -> tuple[int, ...]:
-        """For each op a number, the same for ops that compute the same in the same phase and the same loops."""
-        known: dict[tuple[object, ...], int] = {}
+        """For each op a number, the same for ops of any graph that compute the same in the same phase and loops."""
         signatures = []
         for op in self.ops:
             cost = (op.flops, op.traffic_bytes, op.gathered, op.summed, op.workspace_bytes)
-            key = (op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))
-            signatures.append(known.setdefault(key, len(known)))
+            signatures.append(_signature((op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))))
         return tuple(signatures)
 
     def _place(self, loop: int | None) -> tuple[tuple[int, ...], ...]:
         """The loops around an op; of a branch only its position, since the conds of layers are alike."""
         around = (self.loops[around] for around in self.path(loop))
-        return tuple((at.id,) if at.branch is None else (at.branch.position, at.branch.of) for at in around)
+        return tuple((at.id, at.length) if at.branch is None else (at.branch.position, at.branch.of) for at in around)
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:

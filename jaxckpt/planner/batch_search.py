@@ -208,8 +208,8 @@ class _BatchSearcher:
         plan = self._plan(largest)
         self.time_ratio = _step_s(plan) / plan.predicted.step_s
         for count in self._fast_counts(largest):
-            self._plan(count)
-        tried = tuple(self._tried(count) for count in sorted(self.planners))
+            self._fits_compiled(count)
+        tried = tuple(self._tried(count, largest) for count in sorted(self.planners))
         planned = [each for each in tried if each.plan is not None]
         return BatchSearch(
             step=self.planners[largest].traced.name,
@@ -283,7 +283,7 @@ class _BatchSearcher:
         while True:
             while high is None or high - low > 1:
                 count = self._guess(low, high, rounds)
-                if self._expected(count) <= self.limit_bytes:
+                if self._is_expected_to_fit(count):
                     low, high = self._narrowed(count, fails)
                 else:
                     high = count
@@ -297,12 +297,12 @@ class _BatchSearcher:
         if count in self.smallest or count in self.compiled:
             return False
         self._solve(count)
-        return self._expected(count) <= self.limit_bytes
+        return self._is_expected_to_fit(count)
 
     def _narrowed(self, fits: int, fails: int | None) -> tuple[int, int | None]:
         """Both bounds, narrowed by the batches that are traced already."""
         inside = [count for count in self.planners if count > fits and (fails is None or count < fails)]
-        too_large = [count for count in inside if self._expected(count) > self.limit_bytes]
+        too_large = [count for count in inside if not self._is_expected_to_fit(count)]
         high = min(too_large, default=fails)
         return max((count for count in inside if high is None or count < high), default=fits), high
 
@@ -332,6 +332,9 @@ class _BatchSearcher:
                 self._refuse_flat(first, other)
             return None
         return one + int((self.limit_bytes - self._expected(one)) // growth)
+
+    def _is_expected_to_fit(self, count: int) -> bool:
+        return self._expected(count) <= self.limit_bytes
 
     def _expected(self, count: int) -> int:
         """The expected total of the smallest plan."""
@@ -408,6 +411,7 @@ class _BatchSearcher:
         parts = self.limits.batches_between + 1
         between = {free + (largest - free) * i // parts for i in range(parts)}
         counts = {count for count in {*between, *self.planners} if 1 <= count < largest}
+        counts = set(filter(self._is_expected_to_fit, counts))
         expected = {count: self._items_per_s(count) for count in counts}
         best = sorted(counts, key=lambda count: (-expected[count], count))[: self.limits.fast_batches]
         least = self.limits.slowest_batch * self._items_per_s(largest)
@@ -426,10 +430,10 @@ class _BatchSearcher:
     def _items_per_s(self, count: int) -> float:
         return count * self.multiples_of / self._expected_step_s(count)
 
-    def _tried(self, count: int) -> TriedBatch:
+    def _tried(self, count: int, largest: int) -> TriedBatch:
         plan = self.plans.get(count)
         smallest_bytes = self.compiled.get(count, self._expected(count))
-        fits = plan is not None or smallest_bytes <= self.limit_bytes
+        fits = plan is not None or (count < largest and smallest_bytes <= self.limit_bytes)
         step_s = 0.0
         if plan is not None:
             step_s = _step_s(plan)

@@ -243,7 +243,7 @@ def _checked(plan: Plan, planner: Planner, limit_bytes: int | None) -> PlanCheck
 def _mismatch(plan: Plan, planner: Planner) -> str:
     """Why a plan is not for the planner's step, or ""."""
     try:
-        check_planned(planner.traced, plan, plan.arguments, None)
+        check_planned(planner.traced, plan, plan.arguments)
     except PlanMismatchError as error:
         return f"{error.headline} Here: {error.got}. Planned: {error.needed}."
     return ""

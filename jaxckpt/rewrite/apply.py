@@ -26,7 +26,7 @@ from jaxckpt._compilers import compiler_for
 from jaxckpt.calling import Calling, StepCall
 from jaxckpt.calling.arguments import leaf_sharding
 from jaxckpt.calling.calling import mark_planned, refuse_lost_state
-from jaxckpt.ir import Graph, GraphPlan, Offload, Partition
+from jaxckpt.ir import GraphPlan, Offload, Partition
 from jaxckpt.program.flat_program import open_jaxpr
 from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import Argument, check_planned
@@ -38,7 +38,7 @@ from jaxckpt.trace import Traced, trace_call
 
 _Arguments = ParamSpec("_Arguments")
 _Results = TypeVar("_Results")
-_MeshAxes = tuple[tuple[Any, int], ...]
+_Layout = tuple[Any, ...]
 
 
 def apply(
@@ -48,7 +48,6 @@ def apply(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     arguments: Sequence[Argument] = (),
-    graph: Graph | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> "PlannedFunction[_Arguments, _Results]":
     """The step with a plan's decisions carried out: a function of the same signature, results and effects.
@@ -59,11 +58,11 @@ def apply(
     with the XLA options of the step's own jit and `compiler_options`, those of the compile that the plan was held
     against. The latter are for the compiler of a GPU or TPU.
     When called it raises what `trace_step`, `check_planned`, `refuse_miscompiled` and `require_agreement` raise. The
-    arguments and the graph that the plan was made for let the error of a mismatch name what differs.
+    arguments that the plan was made for let the error of a mismatch name those that differ.
     """
 
     def decide(traced: Traced) -> GraphPlan:
-        check_planned(traced, plan, arguments, graph)
+        check_planned(traced, plan, arguments)
         return plan
 
     calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
@@ -111,7 +110,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         self._calling = calling
         self._decide = decide
         self._state_on_host = state_on_host
-        self._calls: dict[tuple[int, _MeshAxes], _RewrittenCall | _UnloweredCall] = {}
+        self._calls: dict[tuple[int, _Layout], _RewrittenCall | _UnloweredCall] = {}
         self._plan: GraphPlan | None = None
 
     def __repr__(self) -> str:
@@ -148,7 +147,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         self, call: StepCall, stage: jax.stages.Traced, leaves: Sequence[Any]
     ) -> "_RewrittenCall | _UnloweredCall":
         """The step for a call, as it was traced; `leaves` are those that the step is called with."""
-        key = id(stage.jaxpr), _mesh_axes(call.leaves)
+        key = id(stage.jaxpr), _layout(call.leaves)
         found = self._calls.get(key)
         if found is None:
             traced = trace_call(call, stage)
@@ -300,11 +299,15 @@ def _has_effects(traced: Traced) -> bool:
     return bool(open_jaxpr(traced.jaxpr).effects)
 
 
-def _mesh_axes(leaves: Sequence[Any]) -> _MeshAxes:
-    """Names and sizes of the axes of the arguments' mesh, or of the context's: a plan may name them."""
-    shardings = map(leaf_sharding, leaves)
-    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
-    return tuple(next(named, jax.sharding.get_abstract_mesh()).shape.items())
+def _layout(leaves: Sequence[Any]) -> _Layout:
+    """The axes of the arguments' mesh, or of the context's, and how each argument is split over them.
+
+    A plan may name axes, or shard a value over one that it is replicated on.
+    """
+    shardings = list(map(leaf_sharding, leaves))
+    named = [sharding if isinstance(sharding, NamedSharding) else None for sharding in shardings]
+    mesh = next((sharding.mesh for sharding in named if sharding is not None), jax.sharding.get_abstract_mesh())
+    return *mesh.shape.items(), *(None if sharding is None else sharding.spec for sharding in named)
 
 
 def _constrained(array: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:

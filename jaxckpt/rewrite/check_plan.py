@@ -1,17 +1,16 @@
-"""Checks that a plan is for the step that it is used on; the error names what differs.
+"""Checks that a plan is for the step that it is used on.
 
-A plan knows its graph by a fingerprint alone. Given the arguments and the graph that the plan was made for, the error
-names all arguments that differ, or else the first operation that does.
+A plan knows its graph by a fingerprint alone. Given the arguments that the plan was made for, the error names all that
+differ.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import jax
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.ir import Graph, GraphPlan, Op
+from jaxckpt.ir import GraphPlan
 from jaxckpt.trace import Traced
 
 
@@ -42,10 +41,8 @@ class Argument:
         return cls(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype), weak_type=spec.weak_type)
 
 
-def check_planned(
-    traced: Traced, plan: GraphPlan, arguments: Sequence[Argument] = (), graph: Graph | None = None
-) -> None:
-    """Refuses a plan that was made for another step; the error names what differs, as far as that is known."""
+def check_planned(traced: Traced, plan: GraphPlan, arguments: Sequence[Argument] = ()) -> None:
+    """Refuses a plan that was made for another step; the error names the arguments that differ."""
     found = traced.graph.fingerprint
     if found == plan.fingerprint:
         return
@@ -58,15 +55,11 @@ def check_planned(
             advice="call it with the shapes and types that it was planned for, or plan again for these",
             differing=tuple(differing),
         )
-    got = f"fingerprint {found}, {len(traced.graph.ops)} ops"
-    needed = f"fingerprint {plan.fingerprint}"
-    if graph is not None:
-        got, needed = _first_difference(traced.graph, graph)
     raise PlanMismatchError(
         f"apply({traced.name}): the plan is for another step"
         + (", though its arguments are the same." if arguments else "."),
-        got=got,
-        needed=needed,
+        got=f"fingerprint {found}, {len(traced.graph.ops)} ops",
+        needed=f"fingerprint {plan.fingerprint}",
         advice="plan again: the step's code, its static arguments (as of training or evaluation) or the version of jax"
         " has changed",
         planned=plan.fingerprint,
@@ -86,17 +79,3 @@ def _differing_arguments(traced: Traced, arguments: Sequence[Argument]) -> Itera
     for path in {**planned, **called}:
         if called.get(path) != planned.get(path):
             yield path, called.get(path, "is absent"), planned.get(path, "is absent")
-
-
-def _first_difference(called: Graph, planned: Graph) -> tuple[str, str]:
-    for mine, theirs in zip_longest(called.ops, planned.ops):
-        if _described(called, mine) != _described(planned, theirs):
-            return _described(called, mine), _described(planned, theirs)
-    return "other arguments, constants or results", "those of the planned step"
-
-
-def _described(graph: Graph, op: Op | None) -> str:
-    if op is None:
-        return "no further op"
-    results = ", ".join(str(graph.values[value]) for value in op.writes)
-    return f"op {op.id} `{op.primitive}` in {op.scope or '/'} reading {op.reads}, giving {results} {op.detail}"

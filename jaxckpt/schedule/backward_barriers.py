@@ -8,6 +8,11 @@ gradient of a weight in bfloat16, though its update reads it in float32.
 The first barrier passes the loss and the metrics too. XLA may compute what nothing reads at the end of the step, and
 keep the last layer's result for it.
 
+Sums over the frontier that stand before a barrier are written behind it, where the frontier is written by a matrix
+product: they share a kernel with the elementwise ops of the layer, but not with a product. Five layers `x + tanh(x w) +
+b` took 804 us, and take 755, as with `jax.checkpoint`. A frontier that elementwise ops write has its sums in their
+kernel.
+
 XLA drops operands of a barrier that nobody reads behind it. So a frontier that is passed as a smaller value is no
 trigger: without the ops behind the barrier, loads start as early as their stores allow.
 
@@ -16,10 +21,10 @@ trigger: without the ops behind the barrier, loads start as early as their store
 Read after `steps`. Complexity: linear in what passes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxckpt.ir import Graph, Phase
-from jaxckpt.schedule.steps import Run, StepWriter, Why
+from jaxckpt.ir import Graph, Kind, Phase
+from jaxckpt.schedule.steps import Run, ScheduleStep, StepWriter, Why
 
 
 class BackwardBarriers:
@@ -35,6 +40,8 @@ class BackwardBarriers:
         self.weights: dict[int, int] = {}
         self._graph, self._writer = graph, writer
         self._outputs = frozenset(graph.outputs)
+        self._written_by_products = graph.once(_written_by_products)
+        self._postponed: list[Run] = []
         self._results = dict(graph.once(_forward_results))
         """Those that no barrier passed so far."""
 
@@ -53,6 +60,8 @@ class BackwardBarriers:
         widened = {v: graph.widenings[v] for v in passing if v in graph.widenings and v not in self._outputs}
         passing = list(dict.fromkeys(graph.ops[widened[v][0]].reads[0] if v in widened else v for v in passing))
         reads = (*instances, *(writer.current[v] for v in passing))
+        if frontier in self._written_by_products and graph.ops[reader].loop is None:
+            self._postpone_reductions(writer.current[frontier], reads)
         passed = writer.barrier(reads, trigger=trigger, why=why)
         for value, instance in zip(passing, passed[len(instances) :], strict=True):
             writer.current[value] = instance
@@ -61,6 +70,33 @@ class BackwardBarriers:
         if widened:
             self.renamed_for.add(reader)
         return passed[: len(instances)]
+
+    def postponed(self) -> list[Run]:
+        """The steps that were postponed behind a barrier, to be written before the op whose operands it passes."""
+        steps, self._postponed = self._postponed, []
+        return steps
+
+    def _postpone_reductions(self, frontier: int, passing: Collection[int]) -> None:
+        """Postpones the reductions of a frontier, with what is computed of them, unless the barrier passes one of them.
+
+        Only those since the last barrier or copy.
+        """
+        steps, ops = self._writer.steps, self._graph.ops
+        start = next((at for at in range(len(steps), 0, -1) if not isinstance(steps[at - 1], Run)), 0)
+        kept: list[ScheduleStep] = []
+        postponed: list[Run] = []
+        reduced: set[int] = set()
+        for step in steps[start:]:
+            assert isinstance(step, Run)
+            is_of_frontier = ops[step.op].kind is Kind.REDUCTION and frontier in step.reads
+            if is_of_frontier or not reduced.isdisjoint(step.reads):
+                postponed.append(step)
+                reduced.update(step.writes)
+            else:
+                kept.append(step)
+        if reduced.isdisjoint(passing):
+            steps[start:] = kept
+            self._postponed += postponed
 
     def _results_before(self, reader: int) -> list[int]:
         """Losses and metrics, for the first barrier behind them: XLA may compute them last, and keep what they read."""
@@ -78,6 +114,15 @@ class BackwardBarriers:
             writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
             for value, instance in zip(op.writes, writes, strict=True):
                 writer.current[value] = instance
+
+
+def _written_by_products(graph: Graph) -> frozenset[int]:
+    """Results of the backward's matrix products outside of loops, and sums that such a product adds itself to."""
+    products = (op for op in graph.ops if op.kind is Kind.CONTRACTION and op.phase is Phase.BACKWARD)
+    results = frozenset(v for op in products if op.loop is None for v in op.writes)
+    added = (graph.readers[v] for v in results)
+    sums = (graph.ops[readers[0]] for readers in added if len(readers) == 1)
+    return results.union(v for op in sums if op.primitive == "add_any" for v in op.writes)
 
 
 def _forward_results(graph: Graph) -> Mapping[int, int]:

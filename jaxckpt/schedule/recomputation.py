@@ -358,7 +358,8 @@ class Recomputation:
         before_last, last = self._last_readers
         self._last_readers = last, max(reader, last)
         finished = self.accumulators.finished_at(reader, last=last, before_last=before_last)
-        return [*finished, *self.accumulators.live_at(reader)]
+        frontier = self._graph.backward_frontier[reader]  # passes in any case
+        return [*finished, *(v for v in self.accumulators.live_at(reader) if v != frontier)]
 
     def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:
         """The ops of one body that have to run again for some values, and the values that they start from."""

@@ -87,12 +87,19 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
     the other products with its cotangent (see `passing`): both pass a barrier. Elementwise ops read the cotangent where
     it is written, in one kernel with what writes it. With loads in the body the barriers took memory.
 
+15. Sums over a cotangent that a matrix product writes, the gradient of a bias behind the layer, run behind the barrier
+    that passes the cotangent, just before its next reader (see `backward_barriers`).
+
+     drop 1; op 4 is a product, op 5 a sum over value 5, and op 6 reads value 5 too
+                        0  1  2  3  4  barrier [0] after 5  0*  5  6  7
+
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
 loop (7), update groups of state (13), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11,
-12, 14), run it (10), pass its gradient through a barrier (14), pin and store its results (1, 6). Loads come before
-operands because the barrier of a stage waits for its sources; stores come last because they read pinned values.
+12, 14), write sums that waited for a barrier (15), run it (10), pass its gradient through a barrier (14), pin and store
+its results (1, 6). Loads come before operands because the barrier of a stage waits for its sources; stores come last
+because they read pinned values.
 
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
@@ -130,7 +137,7 @@ class _Scheduler:
     def __init__(self, graph: Graph, plan: GraphPlan):
         self.graph = graph
         self.writer = StepWriter(graph)
-        barriers = BackwardBarriers(graph, self.writer)
+        self.barriers = barriers = BackwardBarriers(graph, self.writer)
         self.updates = UpdateRunner(graph, self.writer, barriers)
         self.host_state = HostState(graph, plan, self.writer, self.updates)
         self.transfers = Transfers(graph, plan, self.writer, self.updates, barriers)
@@ -169,8 +176,8 @@ class _Scheduler:
                     continue
             if transfers.values:
                 transfers.before(graph.ops[op])
-            is_changed = moves or op in changed
-            writer.steps.append(self._run(graph.ops[op]) if is_changed else unchanged)
+            step = self._run(graph.ops[op]) if moves or op in changed else unchanged
+            writer.steps += (*self.barriers.postponed(), step)
             if moves and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
             if self.body_gradients is not None and op in self.body_gradients.by_product:

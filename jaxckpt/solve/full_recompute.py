@@ -11,21 +11,23 @@ from functools import cached_property
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, crossing, members, needed_bytes, stage_index
+from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, crossing, members, stage_index
 
 
 class CutMinima:
     """For each cut of a step the plan that saves its boundaries only: about the least memory that the cut can take.
 
-    A cut takes at least its boundaries and the residuals of one stage, which are recomputed together. `bounds` has
-    every cut with that lower bound, by rising bytes, which needs no replay; cuts of low bounds have low minima.
+    While a stage is recomputed, its residuals are live and the boundaries that were written before it. `estimates` has
+    every cut with these bytes for its largest stage, by rising bytes, which needs no replay; cuts of low estimates have
+    low minima.
     """
 
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
-        needed = needed_bytes(problem, per_iteration=True)
         cuts = candidate_cuts(problem, before_head=before_head)
-        self.bounds = tuple(sorted((_least_bytes(problem, stages, needed), stages) for stages in cuts))
+        graph = problem.graph
+        written = {op: [v for v in graph.ops[op].writes if v in problem.worth_saving] for op in graph.forward}
+        self.estimates = tuple(sorted((_estimated_bytes(problem, stages, written), stages) for stages in cuts))
         self._known: dict[StageStarts, tuple[GraphPlan, Replay]] = {}
 
     def plan_and_replay(self, stages: StageStarts) -> tuple[GraphPlan, Replay]:
@@ -45,11 +47,11 @@ class CutMinima:
         return self.within(self.problem.effort.near_least)
 
     def within(self, factor: float) -> tuple[GraphPlan, ...]:
-        """Minima of all cuts whose bound is within a factor of the lowest minimum so far; the lowest is first."""
+        """Minima of all cuts whose estimate is within a factor of the lowest minimum so far; the lowest is first."""
         found: list[GraphPlan] = []
         best_bytes = math.inf
-        for least_bytes, stages in self.bounds:
-            if least_bytes > factor * best_bytes:
+        for estimated_bytes, stages in self.estimates:
+            if estimated_bytes > factor * best_bytes:
                 break
             found.append(self.of(stages))
             best_bytes = min(best_bytes, found[-1].predicted.temp_bytes)
@@ -110,11 +112,19 @@ def _cut_minima(problem: Problem) -> CutMinima:
     return known
 
 
-def _least_bytes(problem: Problem, stages: StageStarts, needed: Mapping[int, int]) -> int:
-    """Bytes of boundaries and of the residuals of the largest stage; `needed` has the residual bytes of each op."""
-    graph = problem.graph
-    most_bytes = max(sum(needed[op] for op in ops) for ops in members(graph, stages))
-    return most_bytes + sum(map(graph.residual_bytes, boundaries(problem, stages)))
+def _estimated_bytes(problem: Problem, stages: StageStarts, written: Mapping[int, Sequence[int]]) -> int:
+    """The most bytes of the boundaries before a stage and its residuals, those of a loop's body for one iteration.
+
+    `written` has for each op the values worth saving that it writes.
+    """
+    graph, saved, needed = problem.graph, boundaries(problem, stages), problem.needed
+    held_bytes = most_bytes = 0
+    for ops in members(graph, stages):
+        own = [v for op in ops for v in written[op]]
+        recomputed_bytes = graph.size_bytes(v for v in own if v in needed and v not in saved)
+        held_bytes += sum(graph.residual_bytes(v) for v in own if v in saved)
+        most_bytes = max(most_bytes, held_bytes + recomputed_bytes)
+    return most_bytes
 
 
 def find_blocks(problem: Problem) -> StageStarts:
@@ -145,12 +155,12 @@ def _begun_early(problem: Problem, stages: StageStarts) -> StageStarts:
 
 
 def finest_layers(cut_minima: CutMinima) -> StageStarts:
-    """The finest cut whose boundaries are no larger than those of the cut with the lowest bound, for any bound.
+    """The finest cut whose boundaries are no larger than those of the cut with the lowest estimate, for any estimate.
 
     Of 33 steps of the benchmarks the cut with the smallest minimum gives other layers for two, whose layers are loops.
     """
-    stages_by_bound = [stages for _, stages in cut_minima.bounds]
-    return _finest_as_narrow(cut_minima.problem, stages_by_bound[0], stages_by_bound)
+    cuts = [stages for _, stages in cut_minima.estimates]
+    return _finest_as_narrow(cut_minima.problem, cuts[0], cuts)
 
 
 def _finest_as_narrow(problem: Problem, like: StageStarts, cuts: Sequence[StageStarts]) -> StageStarts:

@@ -124,16 +124,10 @@ def finer_stages(problem: Problem, plan: GraphPlan, starts: StageStarts) -> Stag
     return tuple(sorted(found))
 
 
-def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> dict[int, int]:
-    """For each forward op the residual bytes that it writes, if nothing is recomputed.
-
-    Ops of a loop body write them in every iteration; `per_iteration` counts one, since clones of one iteration are
-    live at a time.
-    """
+def needed_bytes(problem: Problem) -> dict[int, int]:
+    """For each forward op the residual bytes that it writes, in all iterations of a loop, if nothing is recomputed."""
     graph = problem.graph
-    kept = problem.needed & problem.worth_saving
-    held = [1] * len(graph.values) if per_iteration else graph.saved_instances
-    kept_bytes = {v: held[v] * graph.values[v].size_bytes for v in kept}
+    kept_bytes = {v: graph.residual_bytes(v) for v in problem.needed & problem.worth_saving}
     return {op: sum(kept_bytes.get(v, 0) for v in graph.ops[op].writes) for op in graph.forward}
 
 

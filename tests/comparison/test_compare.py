@@ -122,6 +122,8 @@ def test_all_problems_are_numbered_before_any_compile(plan):
         compare({"plan": bare}, target="h200")
     with pytest.raises(ComparisonError, match="no version at all"):
         compare({})
+    with pytest.raises(ComparisonError, match="a list"):
+        compare([step], BATCH, target="h200")
 
 
 def test_a_plan_made_for_another_target_is_not_taken_at_its_word(plan):

@@ -55,6 +55,17 @@ def test_a_product_that_transposes_a_large_operand_is_one_fused_kernel(h200):
         assert made.footprint.temp_bytes < MIB
 
 
+def test_a_product_whose_operand_has_a_bias_is_one_fused_kernel(h200):
+    """The library adds a bias to the result alone: one of an operand is a kernel of its own, and an array in memory."""
+    x, weight = jax.ShapeDtypeStruct((ROWS, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    bias = jax.ShapeDtypeStruct((64,), jnp.float32)
+    behind = compile_step(lambda x, weight, bias: x @ weight + bias, x, weight, bias, target=h200)
+    before = compile_step(lambda x, weight, bias: (x + bias) @ weight, x, weight, bias, target=h200)
+    assert kernels(behind) == ["custom-call"]
+    assert kernels(before) == ["fusion"]
+    assert before.footprint.temp_bytes < MIB
+
+
 def test_a_step_compiles_again_only_for_products_that_it_meets_first(h200, monkeypatch):
     from jaxckpt.compiler import compile as module
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxckpt.cost import fuse
 from jaxckpt.cost.fusion_rules import unfolded_rules
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.machine import Target
 from jaxckpt.trace import trace_step
-from tests.graphs import Builder
+from tests.graphs import RATES, Builder
 
 
 def mixed() -> Graph:
@@ -140,3 +141,13 @@ def test_a_product_loads_what_is_shifted_by_a_broadcast_argument():
         graph.ops[op].primitive: position for op, position in unfolded_rules(graph).products.loaded_operands.items()
     }
     assert loaded == {"add": 0, "tanh": 0}
+
+
+def test_maxima_behind_a_reduction_are_looked_at_once():
+    """A sorting network: each pair doubles the paths behind the reduction, to 2**60."""
+    build = Builder()
+    rows = build.input(4 * 2**20)
+    low = high = build.op("reduce_max", rows, size_bytes=4 * 2**10)
+    for _ in range(60):
+        low, high = (build.op(name, low, high, size_bytes=4 * 2**10) for name in ("min", "max"))
+    fuse(build.graph(low, high), RATES)

@@ -124,3 +124,9 @@ def test_a_frontier_precedes_its_op_and_leads_to_the_end(graph):
         if front is not None:
             assert graph.producer[front] < op.id
             assert front == graph.forward_end or any(r >= op.id for r in graph.readers[front])
+
+
+def test_signatures_of_two_graphs_are_equal_where_their_values_and_ops_are():
+    first, same, larger = chain(3), chain(3), chain(3, size_bytes=2**20)
+    assert (first.value_signatures, first.op_signatures) == (same.value_signatures, same.op_signatures)
+    assert set(first.value_signatures).isdisjoint(larger.value_signatures)

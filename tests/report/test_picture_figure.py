@@ -5,6 +5,8 @@ import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 
@@ -110,6 +112,14 @@ def test_what_has_no_memory_map_is_refused_in_four_lines(what, tmp_path):
     with pytest.raises(jaxckpt.PictureError, match="no memory map") as caught:
         jaxckpt.draw(what, tmp_path / "map.html")
     assert len(str(caught.value).splitlines()) == 4 and not list(tmp_path.iterdir())
+
+
+def test_of_a_plan_its_footprint_is_to_be_drawn(tmp_path):
+    step = jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(w))))
+    plan = jaxckpt.plan(step, jnp.ones(4), budget="1MiB", target="cpu")
+    with pytest.raises(jaxckpt.PictureError, match=r"plan\.footprint") as caught:
+        jaxckpt.draw(plan, tmp_path / "map.html")
+    assert "a footprint for" not in str(caught.value)
 
 
 def test_an_unknown_colouring_is_refused():

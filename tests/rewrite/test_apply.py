@@ -201,8 +201,8 @@ def test_a_python_number_in_place_of_an_array_is_refused_by_name(of_plan, of_cal
     assert sorted(types) == ["float32[]", "float32[] of a Python number (a weak type)"]
 
 
-def test_another_step_is_refused_by_the_first_op_that_differs():
-    traced, plan = planned(step, PARAMS, X)
+def test_another_step_is_refused():
+    _, plan = planned(step, PARAMS, X)
 
     def other(params, x):
         params, out = step(params, x)
@@ -211,8 +211,6 @@ def test_another_step_is_refused_by_the_first_op_that_differs():
     with pytest.raises(PlanMismatchError, match="for another step") as caught:
         apply(other, plan)(PARAMS, X)
     assert caught.value.planned == plan.fingerprint
-    with pytest.raises(PlanMismatchError, match="`sin`"):
-        apply(other, plan, graph=traced.graph)(PARAMS, X)
 
 
 def test_the_step_s_own_exception_comes_out():

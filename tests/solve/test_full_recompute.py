@@ -1,13 +1,15 @@
 """Full recomputation, and what stages share with each other."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
-from jaxckpt.ir import Recompute
+from jaxckpt.ir import Phase, Recompute
 from jaxckpt.solve import Problem
 from jaxckpt.solve.full_recompute import CutMinima
 from jaxckpt.trace import trace_step
-from tests.graphs import RATES
+from tests.graphs import RATES, Builder
 
 WIDTH, ROWS, BLOCKS = 64, 4096, 6
 
@@ -41,3 +43,20 @@ def test_each_stage_may_compute_by_itself_what_all_blocks_compute_alike():
 
 def test_no_other_minima_where_blocks_share_nothing():
     assert CutMinima(problem(reads_input=False)).near_least_unshared == ()
+
+
+def test_of_all_cuts_the_one_of_least_memory_is_found():
+    """Blocks that shrink: boundaries of later blocks are not there yet while an early one is recomputed."""
+    build = Builder()
+    value, written = build.input(4 * 2**20), []
+    for block in range(8):
+        for factor in (4, 1):
+            value = build.op("dot_general", value, size_bytes=4 * int(factor * 2**20 * 0.6**block), flops=1e6)
+            written.append(value)
+    gradient = partial(build.op, "dot_general", phase=Phase.BACKWARD, flops=1e6)
+    cotangent = gradient(value, size_bytes=build.values[value].size_bytes)
+    for residual in reversed(written[:-1]):
+        cotangent = gradient(residual, cotangent, size_bytes=build.values[residual].size_bytes)
+    minima = CutMinima(Problem(graph=build.graph(cotangent), rates=RATES))
+    least_bytes = min(minima.of(stages).predicted.temp_bytes for _, stages in minima.estimates)
+    assert minima.near_least[0].predicted.temp_bytes == least_bytes

@@ -53,7 +53,7 @@ def draw(footprint: Footprint | MemoryMap | Comparison, path: str | Path, *, tit
             f"draw({path.name!r}): there is no memory map to draw.",
             got=_without_map({name: each for name, each in made.items() if name not in memories}),
             needed="a footprint whose program was read (`footprint.memory`), or a MemoryMap",
-            advice=f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{path.name}")',
+            advice=_advice(footprint, path.name),
             path=path,
         )
     first = next(iter(memories))
@@ -82,8 +82,14 @@ def _footprints(drawn: object) -> "dict[str, object]":
     return {each.name: each.footprint for each in drawn.versions} if isinstance(drawn, Comparison) else {"": drawn}
 
 
+def _advice(drawn: object, name: str) -> str:
+    if isinstance(getattr(drawn, "footprint", None), Footprint):
+        return f'jaxckpt.draw({type(drawn).__name__.lower()}.footprint, "{name}")'
+    return f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{name}")'
+
+
 def _without_map(missing: "dict[str, object]") -> str:
-    targets = [getattr(each, "target", None) for each in missing.values()]
+    targets = [each.target for each in missing.values() if isinstance(each, Footprint)]
     kinds = sorted({type(each).__name__ for each in missing.values()})
     if not any(targets):
         return ", ".join(kinds) or "no version"

@@ -5,6 +5,7 @@ block around, and something is needed in between. So a residual block of attenti
 and a plain stack of layers has one stage a layer. Read after `jaxckpt.solve.stages`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 
@@ -93,7 +94,15 @@ def fused_kernel(problem: Problem, value: int) -> tuple[frozenset[int], frozense
 def closed(problem: Problem, stages: StageStarts, saved: frozenset[int]) -> StageStarts:
     """The boundaries of a chain across which nothing is recomputed: all values that cross them are saved."""
     kept = saved | frozenset(problem.graph.outputs)
-    return (stages[0], *(cut for cut in stages[1:] if boundaries(problem, (0, cut)) <= kept))
+    if not problem.never_recomputed <= kept:
+        return stages[:1]
+    cuts, recomputed_across = stages[1:], [0] * len(stages)
+    for value, (made, last) in problem.reach.items():
+        if value not in kept:
+            recomputed_across[bisect_right(cuts, made)] += 1
+            recomputed_across[bisect_right(cuts, last)] -= 1
+    across = accumulate(recomputed_across)
+    return (stages[0], *(cut for cut, count in zip(cuts, across, strict=False) if not count))
 
 
 def _repeatable(problem: Problem, values: Iterable[int]) -> frozenset[int]:

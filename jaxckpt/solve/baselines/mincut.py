@@ -13,7 +13,7 @@ recomputation". Complexity: that of Dinic's algorithm (scipy) on twice as many n
 Read after `chain`, `knapsack`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -48,15 +48,20 @@ def sweep_min_cut(
 
 def read_option(text: str) -> Solver:
     """A knapsack, a fraction, or both with a comma between; raises `ValueError` for anything else."""
-    knapsack, fraction = "dp", None
+    knapsacks, fractions = [], []
     for part in text.split(","):
         if part in KNAPSACKS:
-            knapsack = part
-        elif not 0 <= (fraction := float(part)) <= 1:
+            knapsacks.append(part)
+        elif 0 <= (fraction := float(part)) <= 1:
+            fractions.append(fraction)
+        else:
             raise ValueError(f"{part} is no share between 0 and 1")
-    if fraction is None:
+    if len(knapsacks) > 1 or len(fractions) > 1:
+        raise ValueError(f"{text!r} names more than one knapsack, or more than one share")
+    knapsack = next(iter(knapsacks), "dp")
+    if not fractions:
         return Solver(sweep=partial(sweep_min_cut, knapsack=knapsack))
-    return Solver(solve=lambda problem: next(iter(sweep_min_cut(problem, knapsack, (fraction,)))))
+    return Solver(solve=lambda problem: next(iter(sweep_min_cut(problem, knapsack, fractions))))
 
 
 class Partitioner:
@@ -78,18 +83,21 @@ class Partitioner:
         fastest = self.cut(self.costly | self.unlisted | self.read_by_products)
         if fraction >= 1:
             return fastest
-        most = self.problem.graph.size_bytes(fastest)
+        most = self._saved_bytes(fastest)
         for banned in (self.costly | self.unlisted, self.costly):
             saved = self.cut(banned)
-            if self.problem.graph.size_bytes(saved) < fraction * most:
+            if self._saved_bytes(saved) < fraction * most:
                 return saved
         if fraction <= 0 or not most:
             return frozenset()
-        costly = sorted(self.costly, key=lambda v: (-self.problem.graph.values[v].size_bytes, v))
-        weights = [self.problem.graph.values[v].size_bytes / most for v in costly]
+        costly = sorted(self.costly, key=lambda v: (-self.problem.graph.residual_bytes(v), v))
+        weights = [self.problem.graph.residual_bytes(v) / most for v in costly]
         values = [self.problem.op_s[self._made(v).id] * 1e6 for v in costly]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
         return self.cut(frozenset(costly[k] for k in kept))
+
+    def _saved_bytes(self, values: Iterable[int]) -> int:
+        return sum(map(self.problem.graph.residual_bytes, values))
 
     @cached_property
     def costly(self) -> frozenset[int]:
@@ -134,7 +142,7 @@ class Partitioner:
         # Complexity: one line for each kind of edge of the network, then the cut.
         graph, fusion = self.problem.graph, self.problem.fusion
         weight = {
-            v: graph.values[v].size_bytes
+            v: graph.residual_bytes(v)
             * 1.1 ** min(100, max(1, self.distance[v]))
             * (1 if v in fusion.materialised else _TWICE)
             for v in self.savable

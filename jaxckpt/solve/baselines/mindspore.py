@@ -50,8 +50,9 @@ def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | N
     graph, (ops, reads) = problem.graph, fused_kernel(problem, value)
     if any(graph.ops[k].primitive == "reduce_sum" for k in ops):
         return None
-    alive_anyway = (problem.needed - dropped) | {v for v in reads if graph.producer[v] is None}
-    return graph.values[value].size_bytes - graph.size_bytes(reads - alive_anyway)
+    is_alive = (graph.producer[v] is None or (v in problem.needed and v not in dropped) for v in sorted(reads))
+    extended = (v for v, alive in zip(sorted(reads), is_alive, strict=True) if not alive)
+    return graph.residual_bytes(value) - sum(map(graph.residual_bytes, extended))
 
 
 def read_option(text: str) -> Solver:

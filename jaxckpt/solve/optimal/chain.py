@@ -66,6 +66,7 @@ class StageChain:
         """For each stage the index of its option in the fastest combination within a budget; None if none meets it."""
         if self.least_bytes > budget_bytes:
             return None
+        budget_bytes = min(budget_bytes, _NONE)  # differences to it are no more than 64 bits
         most_s = float(sum(stage.seconds.max() for stage in self.stages.values()))
         coarse = self._on_grid(most_s, budget_bytes)
         if coarse is None or not self._seconds(coarse):

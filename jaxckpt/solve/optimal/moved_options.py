@@ -196,9 +196,8 @@ def _moved_s(problem: Problem, value: int, cut: Partition) -> float:
     full_bytes = graph.values[value].size_bytes
     part_bytes = full_bytes // graph.axis_size(cut.axis or "")
     kernel_s = rates.launch_s + (full_bytes + part_bytes) / rates.memory_bandwidth_bytes_per_s
-    iterations = max(1, graph.residual_bytes(value) // max(1, full_bytes))
     gathered = Exchange(full_bytes - part_bytes, (cut.axis,) if cut.axis else ())
-    return iterations * (2 * kernel_s + exchange_s(graph, gathered, rates))
+    return graph.runs_per_step(graph.loop_of[value]) * (2 * kernel_s + exchange_s(graph, gathered, rates))
 
 
 def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:

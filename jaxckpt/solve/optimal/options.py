@@ -13,9 +13,10 @@ Seconds come from two replays of the subproblem, one that saves nothing and one 
 time of o's clone if all clones run, pin_v the time that the producer of v takes more in the forward pass if v must be
 materialised (the maximum of a softmax then costs one more pass over its rows). For a fixed S the least R is integral,
 so only S is declared integer. `pareto_frontier` solves it for all limits at once; HiGHS solves it for one limit where a
-stage has too many labels for that. Lowering the limit below the last solution's bytes walks down the Pareto frontier of
-bytes and seconds. Inputs from earlier stages, and boundary values, are available and cost nothing here. Values inside
-kernels that hold rows are no candidates. Stages of the same structure have the same options: one of them is solved.
+stage has too many labels for that. Where the Pareto frontier of bytes and seconds has more points than a stage may have
+options, or is not known, limits from all bytes down to none choose among them. Inputs from earlier stages, and boundary
+values, are available and cost nothing here. Values inside kernels that hold rows are no candidates. Stages of the same
+structure have the same options: one of them is solved.
 
 Read after `stage_problem` and `pareto_frontier`. The programme is Checkmate's (Jain et al. 2020) for a single backward
 visit to the stage.
@@ -171,6 +172,8 @@ class StageProgramme:
         """Sets of saved values, by rising bytes: from none to the fastest choice without a limit."""
         if not self.size_bytes or not self.needed:
             return (frozenset(),)
+        if self._pareto is not None and len(self._pareto) <= most:
+            return self._pareto.sets
         saved = self.solve(sum(self.size_bytes.values()))
         found, full_bytes = [saved], self._bytes_of(saved)
         for step in reversed(range(1, most - 1)):

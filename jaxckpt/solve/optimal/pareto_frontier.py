@@ -72,7 +72,17 @@ class ParetoFrontier:
 
     def within(self, limit_bytes: int) -> frozenset[int]:
         """The values that the cheapest set within a limit saves."""
-        at = int(np.searchsorted(self.labels.size_bytes, limit_bytes, side="right")) - 1
+        return self._set(int(np.searchsorted(self.labels.size_bytes, limit_bytes, side="right")) - 1)
+
+    def __len__(self) -> int:
+        return len(self.labels.size_bytes)
+
+    @property
+    def sets(self) -> tuple[frozenset[int], ...]:
+        """All of them."""
+        return tuple(map(self._set, range(len(self))))
+
+    def _set(self, at: int) -> frozenset[int]:
         number, found = int(self.labels.number[at]), set[int]()
         while number:
             save = self.saves[bisect_right(self.saves, number, key=lambda each: each.first) - 1]

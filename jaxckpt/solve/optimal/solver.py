@@ -200,21 +200,21 @@ class OptimalSolver:
 
     @cached_property
     def _lowest(self) -> tuple[GraphPlan, ...]:
-        """For each of the cuts of lowest minima, and then of lowest bounds, the plan of least memory.
+        """For each of the cuts of lowest minima, and then of lowest estimates, the plan of least memory.
 
         In a stage with many clones, saving some values takes less memory than saving none. So a cut can have a low
-        bound and a high minimum.
+        estimate and a high minimum.
         """
         count = self._effort.least_cuts
         minima = [plan.stages for plan in self.cut_minima.near_least[:count]]
-        cuts = dict.fromkeys((*minima, *(stages for _, stages in self.cut_minima.bounds[:count])))
+        cuts = dict.fromkeys((*minima, *(stages for _, stages in self.cut_minima.estimates[:count])))
         return tuple(self._least(staged) for stages in cuts for staged in self._options_of(stages))
 
     def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[StagedOptions, ...]]:
-        """The cuts of lowest bounds among those whose minimum is within the budget; at least one."""
+        """The cuts of lowest estimates among those whose minimum is within the budget; at least one."""
         found = 0
-        for least_bytes, stages in self.cut_minima.bounds:
-            if found == self._effort.cuts or (budget_bytes is not None and least_bytes > budget_bytes and found):
+        for estimated_bytes, stages in self.cut_minima.estimates:
+            if found == self._effort.cuts or (budget_bytes is not None and estimated_bytes > budget_bytes and found):
                 break
             if budget_bytes is None or _TEMP_BYTES(self.cut_minima.of(stages)) <= budget_bytes:
                 found += 1

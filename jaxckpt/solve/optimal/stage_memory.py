@@ -70,7 +70,7 @@ class OptionDeltas:
 
 
 ProfiledStages = dict[tuple[object, ...], OptionDeltas]
-"""By `StageProblem.key`, number of options, and the values that each option offloads or shards in the subproblem."""
+"""By `StageProblem.key`, and the values that each option saves, offloads or shards in the subproblem."""
 
 
 def profile_stages(staged: StagedProblem, options: Sequence[Sequence[Option]], known: ProfiledStages) -> StageMemory:
@@ -85,7 +85,9 @@ def profile_stages(staged: StagedProblem, options: Sequence[Sequence[Option]], k
     deltas = []
     for stage, own in zip(staged.subproblems, options, strict=True):
         moved = ((stage.offloaded_in_loops(o.offloaded), stage.sharded_here(o.saved, o.sharded)) for o in own)
-        key = stage.key, len(own), *moved
+        position = stage.induced_subgraph.position
+        saved = (frozenset(map(position.__getitem__, o.saved)) for o in own)
+        key = stage.key, *zip(saved, moved, strict=True)
         if key not in known:
             known[key] = _deltas(stage, own)
         deltas.append(known[key])

@@ -40,7 +40,7 @@ class StageActivity:
         part, stage = active
         if part == "forward":
             return tuple(range(stage))
-        done = set(self.order[: self.order.index(stage) + 1]) if stage in self.order else {stage}
+        done = set(self.order[: self.order.index(stage) + 1])
         return tuple(t for t in range(count) if t not in done)
 
 
@@ -65,7 +65,7 @@ class StageProblem:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Equal for stages of one step that have the same options, position by position."""
+        """Equal for stages that have the same options, position by position."""
         problem, values = self.problem, self.induced_subgraph.values
         saved, of_values = tuple(map(self.saved.__contains__, values)), problem.memberships
         memberships = tuple([of_values[v] for v in values])

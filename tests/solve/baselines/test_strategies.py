@@ -137,7 +137,18 @@ def test_an_unknown_strategy_is_refused_with_the_closest(text, closest):
 
 
 @pytest.mark.parametrize(
-    "text", ["every:0", "every:x", "every:", "sqrt:big", "mincut:1.5", "mincut:nan", "mincut:dp,", "mindspore:1,2,3"]
+    "text",
+    [
+        "every:0",
+        "every:x",
+        "every:",
+        "sqrt:big",
+        "mincut:1.5",
+        "mincut:nan",
+        "mincut:dp,",
+        "mincut:0.5,0.7",
+        "mindspore:1,2,3",
+    ],
 )
 def test_an_option_that_cannot_be_read_is_refused_with_what_can(text):
     name = text.partition(":")[0]

@@ -93,3 +93,15 @@ def test_what_ops_with_effects_write_is_never_a_candidate(graph):
         for options in stage_options(split_into_stages(problem, stages), {}):
             for option in options:
                 assert all(not graph.ops[graph.producer[v]].effects for v in option.saved)
+
+
+@given(graph=graphs(most_ops=8))
+def test_a_short_frontier_is_offered_whole(graph):
+    problem = Problem(graph=graph, rates=RATES, effort=Effort(options=64))
+    for stages in candidate_cuts(problem):
+        cut = split_into_stages(problem, stages)
+        for stage, options in zip(cut.subproblems, stage_options(cut, {}), strict=True):
+            programme = StageProgramme(stage)
+            sizes = {size for size, _ in every_choice(programme)}
+            cheapest = {size: programme.option(programme.solve(size)) for size in sizes}
+            assert {option.saved for option in decided(options)} == {option.saved for option in cheapest.values()}
