@@ -64,8 +64,12 @@ ENGINE = {"dynamic", "test_simulate.py"}
 """Folders and files whose tests simulate: numba compiles the engine for the first of them, a minute, and keeps it."""
 
 
-LONG = {"test_promises.py", "test_promises_of_loops.py", "test_floor.py", "test_solver.py", "test_notebooks.py"}
-"""Files of few tests that take half a minute."""
+LONG = {
+    *("test_promises.py", "test_promises_of_loops.py", "test_floor.py", "test_solver.py", "test_notebooks.py"),
+    *("test_recipes.py", "test_attention_blocks.py", "test_unmarked.py", "test_segments.py", "test_site.py"),
+    *("test_chunking.py", "test_loop_tiling.py", "test_flat_residual_stacks.py"),
+}
+"""Files of few tests that take a quarter of a minute and more."""
 MANY = 30
 """Tests of a file that is not among the last."""
 
