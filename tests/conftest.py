@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
+import threading
 from collections import Counter, defaultdict
 
 import pytest
@@ -63,8 +64,12 @@ ENGINE = {"dynamic", "test_simulate.py"}
 """Folders and files whose tests simulate: numba compiles the engine for the first of them, a minute, and keeps it."""
 
 
-LONG = {"test_promises.py", "test_promises_of_loops.py", "test_floor.py", "test_solver.py", "test_notebooks.py"}
-"""Files of few tests that take half a minute."""
+LONG = {
+    *("test_promises.py", "test_promises_of_loops.py", "test_floor.py", "test_solver.py", "test_notebooks.py"),
+    *("test_recipes.py", "test_attention_blocks.py", "test_unmarked.py", "test_segments.py", "test_site.py"),
+    *("test_chunking.py", "test_loop_tiling.py", "test_flat_residual_stacks.py"),
+}
+"""Files of few tests that take a quarter of a minute and more."""
 MANY = 30
 """Tests of a file that is not among the last."""
 
@@ -80,6 +85,28 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     sort(items)
+    share_mlir_contexts()
+
+
+def share_mlir_contexts():
+    """Lets ten programs in a row be lowered in one MLIR context, as jax does since a version after 0.10.2.
+
+    Making a context takes a quarter of the time that compiling one operation does, and tests compile tens of thousands.
+    A thread has contexts of its own, and none is kept for long: what it interns lives as long as it does.
+    """
+    from jax._src.interpreters import mlir
+
+    if hasattr(mlir, "_thread_local_context"):  # jax shares them itself
+        return
+    make_ir_context, shared = mlir.make_ir_context, threading.local()
+
+    def make_or_share():
+        if getattr(shared, "uses", 10) == 10:
+            shared.context, shared.uses = make_ir_context(), 0
+        shared.uses += 1
+        return shared.context
+
+    mlir.make_ir_context = make_or_share
 
 
 def spread(items, most):

@@ -52,6 +52,7 @@ def headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [README, TRAINING, TUTORIAL], ids=lambda page: page.name)
+@pytest.mark.usefixtures("no_local_search")  # pages show how to call, not the last per cent of a plan
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}

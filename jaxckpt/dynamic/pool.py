@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxckpt._errors import JaxckptError
-from jaxckpt.dynamic.compiled import compiled
+from jaxckpt.dynamic.compiled import called, compiled
 
 FREE = -1
 """The owner of a block that nobody has."""
@@ -185,7 +185,7 @@ def smallest_free(pool: Blocks, size: int, in_zone: bool) -> int:
     return best
 
 
-@compiled
+@called
 def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
     """Gives an owner a block of exactly `size` > 0 bytes; -1 where no free block is that large."""
     area = pool.area[0]
@@ -239,7 +239,7 @@ def link(pool: Blocks, block: int, before: int, after: int) -> None:
         pool.blocks[after].before = block
 
 
-@compiled
+@called
 def release(pool: Blocks, block: int) -> None:
     """Frees a block and merges it with free neighbours of the same area."""
     area = pool.area[0]
@@ -268,7 +268,7 @@ def coalesce(pool: Blocks, block: int, after: int) -> None:
     pool.area[0].spare = after
 
 
-@compiled
+@called
 def largest_free(pool: Blocks) -> int:
     """Bytes of the largest free block before the zone."""
     largest = 0

@@ -9,7 +9,7 @@ neighbourhood again when something in it came or went, `REGENERATION` prices all
 
 from math import inf
 
-from jaxckpt.dynamic.compiled import compiled
+from jaxckpt.dynamic.compiled import called, compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size, Staleness
 from jaxckpt.dynamic.pool import free_around
 from jaxckpt.dynamic.state import Machine
@@ -22,7 +22,7 @@ WINDOW = int(Search.WINDOW)
 MEBI = 2.0**20
 
 
-@compiled
+@called
 def score(m: Machine, s: int) -> float:
     """h(t): the less, the sooner it goes."""
     now = m.now[0]

@@ -16,7 +16,7 @@ block enters and leaves once.
 from math import inf
 from typing import Any
 
-from jaxckpt.dynamic.compiled import compiled
+from jaxckpt.dynamic.compiled import called, compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size
 from jaxckpt.dynamic.pool import FREE
 from jaxckpt.dynamic.score import regenerate, score
@@ -97,7 +97,7 @@ def window(m: Machine, need: int) -> tuple[int, int]:
     return cheapest_window(m.window[0], m.window[1], count, need, now.gain == BYTES)
 
 
-@compiled
+@called
 def cheapest_window(sizes: Any, costs: Any, count: int, need: int, by_byte: bool) -> tuple[int, int]:
     """The run of blocks, in order of address, of at least `need` bytes whose costs have the least sum.
 

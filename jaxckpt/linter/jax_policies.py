@@ -96,7 +96,7 @@ def primal_of_name(name: str) -> str | None:
     No trace of a differentiated step shows the primal function, because the forward rule replaces it. So its code is
     searched for the name as a constant.
     """
-    for each in gc.get_objects():
+    for each in gc.get_referrers(jax.custom_vjp):  # objects refer to their class; a list of all objects is slower
         if type(each) is jax.custom_vjp:
             code = _code(each.fun)
             if code is not None and name in _texts(code) and name not in _texts(_code(getattr(each, "fwd", None))):

@@ -11,12 +11,15 @@ devices may take different branches.
 is `jaxckpt.trace`: what checks a rewrite should not share its code.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from jaxckpt import _compat
 from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr
@@ -46,8 +49,12 @@ def _done_after(jaxpr: jex.Jaxpr) -> Iterator[list[jex.Var]]:
 
 
 def _bind(eqn: jex.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return _bound(eqn.primitive, eqn.params, operands)
+
+
+def _bound(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(results) if primitive.multiple_results else [results]
 
 
 class _Interpreter:
@@ -132,8 +139,8 @@ class _ShardMapInterpreter(_Interpreter):
         """The results of the `shard_map` equation over arrays."""
         jaxpr = eqn.params["jaxpr"]
         arguments, results = self._specs(jaxpr.invars), self._specs(jaxpr.outvars)
-        into = self._mapped(lambda *parts: [part[None] for part in parts], eqn.params["in_specs"], arguments)
-        out = self._mapped(lambda *parts: [part[0] for part in parts], results, eqn.params["out_specs"])
+        into = self._mapped(_with_dimension, eqn.params["in_specs"], arguments)
+        out = self._mapped(_without_dimension, results, eqn.params["out_specs"])
         return list(out(*self.run(jaxpr, into(*operands))))
 
     def literal(self, literal: jex.Literal) -> Any:
@@ -143,13 +150,7 @@ class _ShardMapInterpreter(_Interpreter):
         if eqn.primitive.name in _CALLS or eqn.primitive.name == "scan":
             return super().equation(eqn, values)
         variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
-
-        def operation(*parts: Any) -> list[Any]:
-            given = iter(parts)
-            operands = [next(given)[0] if isinstance(atom, jex.Var) else atom.val for atom in eqn.invars]
-            return [result[None] for result in _bind(eqn, operands)]
-
-        mapped = self._mapped(operation, self._specs(variables), self._specs(eqn.outvars))
+        mapped = self._mapped(_Operation.of(eqn), self._specs(variables), self._specs(eqn.outvars))
         return list(mapped(*(values[v] for v in variables)))
 
     def _specs(self, atoms: Sequence[jax.core.Atom]) -> list[jax.sharding.PartitionSpec]:
@@ -157,13 +158,70 @@ class _ShardMapInterpreter(_Interpreter):
         return [_compat.per_device_spec(each.aval, self._mesh, check_vma=self._check_vma) for each in atoms]
 
     def _mapped(self, function: Callable[..., Any], in_specs: Sequence[Any], out_specs: Sequence[Any]) -> Any:
-        """A function of one device's parts as a compiled one of arrays."""
-        return jax.jit(
-            jax.shard_map(
-                lambda *parts: tuple(function(*parts)),
-                mesh=self._mesh,
-                in_specs=tuple(in_specs),
-                out_specs=tuple(out_specs),
-                check_vma=self._check_vma,
-            )
+        """A function of one device's parts as a compiled one of arrays, kept for the next operation that is equal."""
+        of = function, self._mesh, self._check_vma, tuple(in_specs), tuple(out_specs)
+        try:
+            hash(of)
+        except TypeError:  # a parameter that is a list or an array
+            return _compiled_over_mesh.__wrapped__(*of)
+        return _compiled_over_mesh(*of)
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled_over_mesh(
+    function: Callable[..., Any], mesh: Any, check_vma: bool, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
+) -> Any:
+    """A function of one device's parts as a compiled one of arrays.
+
+    What jax keeps of operations that it runs, it keeps here by the function: a new one for each equation would compile
+    every iteration of a loop, and of two programs that are compared each operation twice.
+    """
+    return jax.jit(
+        jax.shard_map(
+            lambda *parts: tuple(function(*parts)),
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=check_vma,
         )
+    )
+
+
+def _with_dimension(*parts: Any) -> list[Any]:
+    return [part[None] for part in parts]
+
+
+def _without_dimension(*parts: Any) -> list[Any]:
+    return [part[0] for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    """A number in an equation, equal to another one of the same type and bits: 0.0 is not -0.0, nor 1 True."""
+
+    bits: tuple[Any, ...]
+    value: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, literal: jex.Literal) -> "_Literal":
+        array = np.asarray(literal.val)
+        return cls((type(literal.val), literal.aval, array.dtype, array.tobytes()), literal.val)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An equation of a body as a function of what its variables are on one device, with the dimension over the mesh."""
+
+    primitive: Any
+    params: tuple[tuple[str, Any], ...]
+    operands: tuple[_Literal | None, ...]
+
+    @classmethod
+    def of(cls, eqn: jex.JaxprEqn) -> "_Operation":
+        operands = (None if isinstance(atom, jex.Var) else _Literal.of(atom) for atom in eqn.invars)
+        return cls(eqn.primitive, tuple(sorted(eqn.params.items())), tuple(operands))
+
+    def __call__(self, *parts: Any) -> list[Any]:
+        given = iter(parts)
+        operands = [next(given)[0] if each is None else each.value for each in self.operands]
+        return [result[None] for result in _bound(self.primitive, dict(self.params), operands)]

@@ -22,6 +22,7 @@ from jaxckpt.dynamic import (
     Search,
     Size,
     Status,
+    Task,
     Tensor,
     UnknownEvictorError,
     ablations,
@@ -31,7 +32,9 @@ from jaxckpt.dynamic import (
     simulate,
     unit_chain,
 )
+from jaxckpt.dynamic.engine import advance
 from jaxckpt.dynamic.program import Constant, Keep, Release, RunCall
+from jaxckpt.dynamic.state import layout, machine_of
 from tests.dynamic.programs import programs
 
 RULES = {rule.name: rule for rule in (*EVICTORS.values(), *ablations(), sampled("dtr_eq"), sampled("dte"))}
@@ -292,6 +295,15 @@ for rule in ("dtr", "dtr_eq", "dte", "coop", "random"):
     found = simulate(unit_chain(64), budget=12, evictor=rule, memory=Memory(mode=Mode.HARD), seed=3)
     print(rule, found.operations, found.forced_evictions, found.looked_at, found.free_share)
 """
+
+
+@pytest.mark.parametrize("rule", ["dtr", "coop"])
+def test_a_compiled_loop_may_be_called_from_python(rule):
+    """Only the entrance has a wrapper for that; a call of any other one's machine code would end the process."""
+    program, memory = unit_chain(16), Memory(mode=Mode.HARD)
+    machine = machine_of(layout(program), Task(budget=6, rule=EVICTORS[rule], memory=memory))
+    assert advance(machine, len(machine.steps)) == len(machine.steps)
+    assert machine.now[0].recomputations == simulate(program, budget=6, evictor=rule, memory=memory).recomputations > 0
 
 
 def test_plain_python_counts_what_machine_code_counts():

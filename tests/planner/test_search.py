@@ -380,8 +380,9 @@ def test_a_rule_that_is_predicted_too_large_is_compiled_before_a_refusal():
     """Plans of the solver compile larger than predicted, and the least rule smaller."""
     rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
     budget = rule.predicted.total_bytes - rule.predicted.temp_bytes // 10
-    with with_default_effort(Effort()):  # the solver has more than one small plan
+    with with_default_effort(Effort(op_runs=2_000)):
         planner = new_planner(lambda plan: 0.8 if plan.strategy == rule.strategy else 2.0, max_compiles=2)
+    assert len(planner.solver.min_memory_plans) >= planner.options.max_compiles  # enough for all compiles
     assert planner.plan(budget=budget).strategy == rule.strategy
 
 

@@ -100,3 +100,14 @@ def test_each_operation_of_a_body_runs_on_all_devices(check_vma):
     found = run_one_by_one(jax.jit(step).trace(x).jaxpr, x)
     for one, other in zip(found, jax.jit(step)(x), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_operations_of_bodies_that_differ_in_one_bit_are_compiled_apart():
+    """What is compiled for one is kept for those that are equal, and -0.0 == 0.0 == False."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    x = jnp.ones(4)
+    for zero in (0.0, -0.0, np.float16(0), 0):
+        step = jax.shard_map(lambda x, zero=zero: x * zero + zero, mesh=mesh, in_specs=spec, out_specs=spec)
+        (found,) = run_one_by_one(jax.jit(step).trace(x).jaxpr, x)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(jax.jit(step)(x)))
