@@ -46,12 +46,13 @@ class Step:
         if not isinstance(step, Step):
             return cls(step, tuple(args), donate_argnums=donate_argnums, static_argnums=static_argnums)
         if args or donate_argnums != () or static_argnums != ():
+            positions = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
+            given = [f"{key}={value!r}" for key, value in positions.items() if value != ()]
             raise ArgumentError(
-                "a jaxckpt.Step brings its own arguments, and further ones were given.",
-                got=f"{step!r}, {len(args)} further arguments, donate_argnums={donate_argnums!r},"
-                f" static_argnums={static_argnums!r}",
+                "a jaxckpt.Step brings its own arguments and their positions, and further ones were given.",
+                got=", ".join([repr(step), f"{len(args)} further arguments", *given]),
                 needed="the Step without any of these, or the function with them",
-                advice="jaxckpt.plan(step, budget=..., target=...)",
+                advice=f"jaxckpt.Step({', '.join(['step', 'args', *given])})" if given else "the Step alone",
             )
         return step
 

@@ -36,7 +36,8 @@ COMPILE_FAILURES = (
         signs=("Unknown backend", "host_callbacks"),
         meaning="it calls back to Python, which does not compile without the device",
         needed="no jax.debug.print, pure_callback, io_callback or eqx.error_if in the step",
-        advice='plan and train the step without them, which take no device memory; or target="attached"',
+        advice="without prints and debug callbacks, which take no device memory, compile it for any target; a step that"
+        ' reads what a callback returns compiles for target="attached"',
     ),
     CompileFailure(
         signs=("No such compile option", "While setting option"),

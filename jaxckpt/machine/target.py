@@ -308,7 +308,7 @@ def _unknown(name: object, kind: str) -> UnknownTargetError:
         f"target {name!r} is not known.",
         got=repr(name),
         needed=f"one of {', '.join(names)}, with a topology if wanted, or the path of a .toml fact file",
-        advice=offered or '"h200"; jaxckpt.targets() lists all',
+        advice=offered or f'"{"v5e" if kind == "tpu" else "h200"}"; jaxckpt.targets() lists all',
         name=name,
         closest=closest,
     )

@@ -249,7 +249,8 @@ def test_a_host_callback_is_refused_with_advice(h200, f32):
         "  Got:    Unknown backend: 'gpu' requested, but no platforms that are instances of gpu are present. "
         "Platforms present are: cpu\n"
         "  Needed: no jax.debug.print, pure_callback, io_callback or eqx.error_if in the step\n"
-        '  Try:    plan and train the step without them, which take no device memory; or target="attached"'
+        "  Try:    without prints and debug callbacks, which take no device memory, compile it for any target; a step"
+        ' that reads what a callback returns compiles for target="attached"'
     )
     assert isinstance(caught.value, RuntimeError)
     assert caught.value.__cause__ is not None

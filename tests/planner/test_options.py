@@ -1,5 +1,7 @@
 """A step and the options of planning as objects: the same plans as with arguments and keywords."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -32,6 +34,9 @@ def test_a_step_stands_for_the_function_and_its_arguments():
 def test_a_step_with_further_arguments_is_refused(further):
     made = Step(step, ARGS)
     with pytest.raises(ArgumentError, match="brings its own arguments"):
+        jaxckpt.plan(made, budget="1GiB", target="cpu", **further)
+    name, value = next(iter(further.items()))
+    with pytest.raises(ArgumentError, match=re.escape(f"Step(step, args, {name}={value!r})")):
         jaxckpt.plan(made, budget="1GiB", target="cpu", **further)
     with pytest.raises(ArgumentError, match="1 further arguments"):
         jaxckpt.analyze(made, ARGS[0])
