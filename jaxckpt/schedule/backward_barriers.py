@@ -42,14 +42,23 @@ class BackwardBarriers:
         self._outputs = frozenset(graph.outputs)
         self._written_by_products = graph.once(_written_by_products)
         self._postponed: list[Run] = []
+        """Steps that stand behind the last barrier, once the clones behind it are written."""
         self._results = dict(graph.once(_forward_results))
         """Those that no barrier passed so far."""
 
-    def pass_on(self, instances: Sequence[int], results: Iterable[int], *, reader: int, why: Why) -> tuple[int, ...]:
+    def pass_on(
+        self,
+        instances: Sequence[int],
+        results: Iterable[int],
+        *,
+        reader: int,
+        why: Why,
+        postpones_sums: bool = False,
+    ) -> tuple[int, ...]:
         """Passes instances, results of the backward and its frontier before an op; returns the instances behind.
 
         The results have new instances from there on. Those of the step are passed as they are: they have memory of
-        their own anyway.
+        their own anyway. With `postpones_sums`, sums over the frontier are to be written behind the barrier.
         """
         graph, writer = self._graph, self._writer
         frontier = graph.backward_frontier[reader]
@@ -60,8 +69,8 @@ class BackwardBarriers:
         widened = {v: graph.widenings[v] for v in passing if v in graph.widenings and v not in self._outputs}
         passing = list(dict.fromkeys(graph.ops[widened[v][0]].reads[0] if v in widened else v for v in passing))
         reads = (*instances, *(writer.current[v] for v in passing))
-        if frontier in self._written_by_products and graph.ops[reader].loop is None:
-            self._postpone_reductions(writer.current[frontier], reads)
+        if postpones_sums and frontier in self._written_by_products:
+            self._postpone_sums(writer.current[frontier], reads)
         passed = writer.barrier(reads, trigger=trigger, why=why)
         for value, instance in zip(passing, passed[len(instances) :], strict=True):
             writer.current[value] = instance
@@ -71,15 +80,15 @@ class BackwardBarriers:
             self.renamed_for.add(reader)
         return passed[: len(instances)]
 
-    def postponed(self) -> list[Run]:
-        """The steps that were postponed behind a barrier, to be written before the op whose operands it passes."""
-        steps, self._postponed = self._postponed, []
-        return steps
+    def write_postponed(self) -> None:
+        """Writes the steps that were postponed behind the last barrier."""
+        self._writer.steps += self._postponed
+        self._postponed = []
 
-    def _postpone_reductions(self, frontier: int, passing: Collection[int]) -> None:
-        """Postpones the reductions of a frontier, with what is computed of them, unless the barrier passes one of them.
+    def _postpone_sums(self, frontier: int, passing: Collection[int]) -> None:
+        """Postpones the sums over a frontier since the last barrier, with what is computed of them.
 
-        Only those since the last barrier or copy.
+        None where the barrier passes one of them, a loop reads one, or an effect depends on one.
         """
         steps, ops = self._writer.steps, self._graph.ops
         start = next((at for at in range(len(steps), 0, -1) if not isinstance(steps[at - 1], Run)), 0)
@@ -94,7 +103,8 @@ class BackwardBarriers:
                 reduced.update(step.writes)
             else:
                 kept.append(step)
-        if reduced.isdisjoint(passing):
+        is_free = all(step.loop is None and not ops[step.op].effects for step in postponed)
+        if is_free and reduced.isdisjoint(passing):
             steps[start:] = kept
             self._postponed += postponed
 

@@ -335,9 +335,11 @@ class Recomputation:
         waiting = sorted(set(sources) - repeated)
         instances = {v: self._operand(v, reader) for v in waiting}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
+            self._barriers.write_postponed()  # results of the backward, which pass, may be among them
             passing = writer.loop is None
+            has_copies = bool(self._transfers.values or self._plan.copies)
             sums = self._sums_passing(reader) if passing else []
-            if passing and not (graph.mesh or self._transfers.values or self._plan.copies):
+            if passing and not (graph.mesh or has_copies):
                 sums += sorted(graph.results.intersection(self._updates.run_before(reader, only_large=True)))
             elif passing:
                 sums += self._transfers.results_before_stage(reader)
@@ -346,7 +348,11 @@ class Recomputation:
             weights = set(of_stage).difference(repeated, self._barriers.weights)
             others = sorted(weights.difference(instances))
             passed = self._barriers.pass_on(
-                (*instances.values(), *(writer.current[v] for v in others)), sums, reader=reader, why="recompute"
+                (*instances.values(), *(writer.current[v] for v in others)),
+                sums,
+                reader=reader,
+                why="recompute",
+                postpones_sums=passing and graph.ops[reader].loop is None and not has_copies,
             )
             all_passed = dict(zip((*instances, *others), passed, strict=True))
             instances = {v: all_passed[v] for v in instances}

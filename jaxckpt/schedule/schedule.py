@@ -87,8 +87,9 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
     the other products with its cotangent (see `passing`): both pass a barrier. Elementwise ops read the cotangent where
     it is written, in one kernel with what writes it. With loads in the body the barriers took memory.
 
-15. Sums over a cotangent that a matrix product writes, the gradient of a bias behind the layer, run behind the barrier
-    that passes the cotangent, just before its next reader (see `backward_barriers`).
+15. In a plan without values on the host, sums over a cotangent that a matrix product writes, such as the gradient of
+    a bias behind the layer, run behind the barrier that passes the cotangent, once its clones are written (see
+    `backward_barriers`).
 
      drop 1; op 4 is a product, op 5 a sum over value 5, and op 6 reads value 5 too
                         0  1  2  3  4  barrier [0] after 5  0*  5  6  7
@@ -177,7 +178,8 @@ class _Scheduler:
             if transfers.values:
                 transfers.before(graph.ops[op])
             step = self._run(graph.ops[op]) if moves or op in changed else unchanged
-            writer.steps += (*self.barriers.postponed(), step)
+            self.barriers.write_postponed()
+            writer.steps.append(step)
             if moves and graph.ops[op].phase is Phase.BACKWARD:
                 transfers.after_backward(unchanged.writes)
             if self.body_gradients is not None and op in self.body_gradients.by_product:
