@@ -48,7 +48,7 @@ def test_a_cotangent_that_several_ops_read_is_live_until_the_last_one_adds_it():
 
 
 def hessian_product(wrap):
-    """A Hessian-vector product, forward over reverse, of six residual layers."""
+    """A Hessian-vector product, forward over reverse, of four residual layers."""
 
     @wrap
     def layer(h, weight):
@@ -61,7 +61,7 @@ def hessian_product(wrap):
         directions = [jnp.ones_like(weight) for weight in weights]
         return jax.jvp(lambda weights: jax.grad(loss)(weights, x), (weights,), (directions,))
 
-    weights = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 6
+    weights = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 4
     return step, weights, jax.ShapeDtypeStruct((8192, 128), jnp.float32)
 
 
