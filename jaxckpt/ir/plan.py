@@ -193,8 +193,8 @@ class Prediction:
       recomputed_ops: How many ops run a second time.
       host_bytes: The largest number of bytes on the host at once.
       stall_s: The part of `step_s` that is spent on waiting for copies between device and host.
-      bound_s: No plan of the kind that the solver looked for takes less within the same memory, by the same model;
-        None where the solver knows no bound.
+      bound_s: No combination of the options that the solver composed takes less within the same memory, by the same
+        model; None where the solver knows no bound.
     """
 
     argument_bytes: int
@@ -210,7 +210,7 @@ class Prediction:
 
     @property
     def gap(self) -> float | None:
-        """Share of the step that the best plan could save at most: 0.01 is one percent."""
+        """Share of the step that another combination of the options could save at most: 0.01 is one percent."""
         if self.bound_s is None or not self.step_s:
             return None
         return max(0.0, 1 - self.bound_s / self.step_s)
