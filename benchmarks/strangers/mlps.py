@@ -1,4 +1,4 @@
-"""Multilayer perceptrons: plain, residual, with dropout, with batch normalisation, and mixing tokens."""
+"""Multilayer perceptrons: plain, residual, with biases, dropout or batch normalisation, and mixing tokens."""
 
 from functools import partial
 from typing import Any
@@ -69,6 +69,24 @@ def residual_mlp(
     if normalised:
         layer["norm"] = norm_weights(width, dtype)
     return descent_step(loss, [layer] * layers, array(rows, width, dtype=dtype))
+
+
+def biased_mlp(
+    *, width: int = 1024, layers: int = 12, rows: int = 32768, activation: str = "tanh", dtype: str = "float32",
+    wrap: Any = as_written,
+) -> Step:  # fmt: skip
+    """A product and an activation beside a residual connection; the next product reads their sum with a bias."""
+
+    @wrap
+    def block(weights: Any, x: jax.Array) -> jax.Array:
+        return x + ACTIVATIONS[activation](x @ weights["w"]) + weights["b"]
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for each in weights:
+            x = block(each, x)
+        return mean_square(x)
+
+    return descent_step(loss, [dense_weights(width, width, dtype)] * layers, array(rows, width, dtype=dtype))
 
 
 def dropout_mlp(
@@ -169,6 +187,19 @@ RECIPES = {
             "rows": (8192, 16384, 32768),
             "activation": ("gelu", "silu", "tanh"),
             "normalised": (False, True),
+            **DTYPES,
+        },
+        draws=2,
+    ),
+    "biased-mlp": Recipe(
+        family="bias behind a block",
+        build=biased_mlp,
+        small=SMALL,
+        choices={
+            "width": (512, 1024, 2048),
+            "layers": (6, 8, 12),
+            "rows": (16384, 32768),
+            "activation": tuple(ACTIVATIONS),
             **DTYPES,
         },
         draws=2,
