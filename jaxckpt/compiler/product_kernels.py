@@ -127,12 +127,12 @@ class FusedProduct(NamedTuple):
         """Opcodes of what is computed of the operands, in front of the product: cuBLAS adds a bias to the result."""
         instructions = {each.id: each for each in self.computation.instructions}
         pending = [i for each in instructions.values() if each.opcode == "dot" for i in each.operand_ids]
-        found: set[str] = set()
+        seen: set[int] = set()
         while pending:
-            instruction = instructions[pending.pop()]
-            found.add(instruction.opcode)
-            pending.extend(instruction.operand_ids)
-        return frozenset(found) - _NO_ARITHMETIC
+            if (number := pending.pop()) not in seen:
+                seen.add(number)
+                pending.extend(instructions[number].operand_ids)
+        return frozenset(instructions[number].opcode for number in seen) - _NO_ARITHMETIC
 
     @property
     def transposed_bytes(self) -> int:

@@ -410,8 +410,8 @@ class _BatchSearcher:
         free = self._largest_unplanned(largest)
         parts = self.limits.batches_between + 1
         between = {free + (largest - free) * i // parts for i in range(parts)}
-        counts = {count for count in {*between, *self.planners} if 1 <= count < largest}
-        counts = set(filter(self._is_expected_to_fit, counts))
+        smaller = {count for count in {*between, *self.planners} if 1 <= count < largest}
+        counts = set(filter(self._is_expected_to_fit, smaller))
         expected = {count: self._items_per_s(count) for count in counts}
         best = sorted(counts, key=lambda count: (-expected[count], count))[: self.limits.fast_batches]
         least = self.limits.slowest_batch * self._items_per_s(largest)

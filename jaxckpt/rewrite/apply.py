@@ -38,7 +38,7 @@ from jaxckpt.trace import Traced, trace_call
 
 _Arguments = ParamSpec("_Arguments")
 _Results = TypeVar("_Results")
-_Layout = tuple[Any, ...]
+_Shardings = tuple[Any, ...]
 
 
 def apply(
@@ -110,7 +110,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         self._calling = calling
         self._decide = decide
         self._state_on_host = state_on_host
-        self._calls: dict[tuple[int, _Layout], _RewrittenCall | _UnloweredCall] = {}
+        self._calls: dict[tuple[int, _Shardings], _RewrittenCall | _UnloweredCall] = {}
         self._plan: GraphPlan | None = None
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         self, call: StepCall, stage: jax.stages.Traced, leaves: Sequence[Any]
     ) -> "_RewrittenCall | _UnloweredCall":
         """The step for a call, as it was traced; `leaves` are those that the step is called with."""
-        key = id(stage.jaxpr), _layout(call.leaves)
+        key = id(stage.jaxpr), _shardings(call.leaves)
         found = self._calls.get(key)
         if found is None:
             traced = trace_call(call, stage)
@@ -299,7 +299,7 @@ def _has_effects(traced: Traced) -> bool:
     return bool(open_jaxpr(traced.jaxpr).effects)
 
 
-def _layout(leaves: Sequence[Any]) -> _Layout:
+def _shardings(leaves: Sequence[Any]) -> _Shardings:
     """The axes of the arguments' mesh, or of the context's, and how each argument is split over them.
 
     A plan may name axes, or shard a value over one that it is replicated on.

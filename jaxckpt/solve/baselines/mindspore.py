@@ -50,8 +50,8 @@ def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | N
     graph, (ops, reads) = problem.graph, fused_kernel(problem, value)
     if any(graph.ops[k].primitive == "reduce_sum" for k in ops):
         return None
-    is_alive = (graph.producer[v] is None or (v in problem.needed and v not in dropped) for v in sorted(reads))
-    extended = (v for v, alive in zip(sorted(reads), is_alive, strict=True) if not alive)
+    made = (v for v in reads if graph.producer[v] is not None)
+    extended = (v for v in made if v not in problem.needed or v in dropped)
     return graph.residual_bytes(value) - sum(map(graph.residual_bytes, extended))
 
 
