@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,10 +18,12 @@ from jax.extend import source_info_util
 
 from jaxckpt.ir import Trait, trait_of
 from jaxckpt.program.flat_program import AnyJaxpr
-from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, called_jaxpr, constants_of, open_jaxpr
+from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, called_jaxpr, constants_of, inline, open_jaxpr
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 """Parameters with names that people give; the computation does not depend on them."""
+_OF_ONE_OP = frozenset({Trait.RELU, Trait.BRANCHED})
+"""Traits of a single op: an op of a body does not give them to the op that the body belongs to."""
 _RELU_CALLS = JITS | CUSTOM_DERIVATIVES
 """`jax.nn.relu` is a function with a derivative rule around a jitted one."""
 _FRAMES = 40
@@ -133,11 +136,13 @@ class TraitFinder:
             found |= {Trait.BATCHED}
         for jaxpr in jex.jaxprs_in_params(eqn.params):
             found |= self._of_body(jaxpr)
-        return found | {Trait.RELU} if _is_relu(eqn) else found
+        if _is_relu(eqn):
+            return found | {Trait.RELU}
+        return found | {Trait.BRANCHED} if _is_branched(eqn) else found
 
     def _of_body(self, jaxpr: jex.Jaxpr) -> frozenset[Trait]:
         if id(jaxpr) not in self._bodies:
-            self._bodies[id(jaxpr)] = frozenset().union(*map(self.of, jaxpr.eqns)) - {Trait.RELU}
+            self._bodies[id(jaxpr)] = frozenset().union(*map(self.of, jaxpr.eqns)) - _OF_ONE_OP
         return self._bodies[id(jaxpr)]
 
 
@@ -148,6 +153,16 @@ def _is_relu(eqn: jex.JaxprEqn) -> bool:
     body = called_jaxpr(eqn.params) if eqn.primitive.name in _RELU_CALLS else None
     equations = [] if body is None else open_jaxpr(body).eqns
     return len(equations) == 1 and _is_relu(equations[0])
+
+
+def _is_branched(eqn: jex.JaxprEqn) -> bool:
+    """True for a call with a derivative of its own, of whose body several equations read one array."""
+    body = called_jaxpr(eqn.params) if eqn.primitive.name in CUSTOM_DERIVATIVES else None
+    if body is None:
+        return False
+    equations = inline(body, inline_custom=True).equations
+    read = Counter(v for each in equations for v in each.variables() if v.aval.shape)
+    return any(times > 1 for times in read.values())
 
 
 def placement_of(eqn: jex.JaxprEqn) -> str:

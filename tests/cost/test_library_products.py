@@ -96,6 +96,24 @@ def test_kernels_behind_a_library_are_counted_by_themselves():
     assert plan.predicted.step_s == pytest.approx(planner.measure(plan).footprint.step_s, rel=0.05)
 
 
+@needs_gpu_target
+def test_a_product_does_not_load_a_softplus():
+    """Its body reads its operand several times. A plan saves the operand or the result, and XLA writes both anew."""
+
+    def loss(weights, x):
+        for weight, bias in weights:
+            x = jax.nn.softplus(x @ weight + bias)
+        return jnp.square(x).mean()
+
+    spec = jax.ShapeDtypeStruct
+    layer = spec((2 * NARROW, 2 * NARROW), jnp.float32), spec((2 * NARROW,), jnp.float32)
+    planner = Planner(jax.value_and_grad(loss), [layer] * 4, spec((8 * ROWS, 2 * NARROW), jnp.float32), target="h200")
+    plan = solve(planner.problem, "full")
+    footprint = planner.measure(plan).footprint
+    assert plan.predicted.total_bytes == pytest.approx(footprint.total_bytes, rel=0.02)
+    assert plan.predicted.step_s == pytest.approx(footprint.step_s, rel=0.05)
+
+
 def test_a_product_with_much_traffic_behind_it_is_no_librarys():
     rates = Target("h200").rates
     for width, is_library in ((832, False), (WIDE, True)):

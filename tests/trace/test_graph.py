@@ -259,3 +259,9 @@ def test_relu_is_a_trait_of_a_maximum_with_a_constant_and_of_its_calls():
     functions = jax.nn.relu, lambda x: jnp.maximum(x, 0.0), lambda x: jnp.maximum(x, x[::-1]), jax.nn.silu, repeated
     graphs = (trace_step(gradient(lambda w, x, f=f: f(jnp.tanh(x @ w)) ** 2), W, X).graph for f in functions)
     assert [any(Trait.RELU in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False, True]
+
+
+def test_branched_is_a_trait_of_calls_whose_body_reads_one_array_in_several_equations():
+    functions = jax.nn.softplus, jax.nn.log_sigmoid, jax.nn.relu, lambda x: jnp.log1p(jnp.exp(x))
+    graphs = (trace_step(gradient(lambda w, x, f=f: f(jnp.tanh(x @ w)) ** 2), W, X).graph for f in functions)
+    assert [any(Trait.BRANCHED in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False]
