@@ -8,21 +8,24 @@ counted equation by equation. These rules mark the values that are materialised,
    the base of a scatter are in memory, too, or are same-size views of something in memory. A gather fuses: it computes
    the elements that it picks, and writes them in the order of a transposition that alone reads them. The reader of
    random bits draws them, by Threefry. A matrix product applies by itself what was done to each element of one array
-   and of broadcast arguments (relu, tanh, a scale, a bias).
+   and of broadcast arguments (relu, tanh, a scale, a bias), unless that array is read several times on the way (silu,
+   softplus).
 2. Results of the step are in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more than writing it once, by a
    kernel of its own, and reading it back: with k readers, source bytes F, own bytes B and, in the body of a loop, the
    bytes L that memory moves while a kernel starts, if F + B + (k - 1) B + L <= k F. A residual stream `x + f(x)` is; a
    cast, a bias or an activation of one large source is not, and small arrays, as in the cells of recurrent nets, hardly
-   ever are. Of a chain of ops, each read by the next one alone, the end is stored, and not what leads to it. A kernel
-   that reads a part of a value counts as such a part of a reader. A value of many instructions an element (tanh, erfc)
-   has sources larger by what memory moves meanwhile: it is in memory where several kernels read it, unless they hold
-   rows, or are merged into one kernel; `erf` is one instruction. A matrix product that applies the op itself (rule 1)
-   does not count as a reader; it does so unless another product has computed the op's operand. A polynomial such as
-   `erfc` that is computed in float32 of a narrower product with several axes of rows has its operand in memory besides,
-   unless a barrier stands between. A gather that picks each element of its table k times reads it as k kernels do: the
-   nodes of a graph with many edges are in memory, not the messages. The parts of a product (`padding`) are sources of
-   their sum: in the body of a loop either the parts are in memory, and all readers add them up, or the sum is.
+   ever are. Of fewer than four kernels, a source that one reads in any case does not count for that kernel
+   (`shared_sources`). Of a chain of ops, each read by the next one alone, the end is stored, and not what leads to it.
+   A kernel that reads a part of a value counts as such a part of a reader. A value of many instructions an element
+   (tanh, erfc) has sources larger by what memory moves meanwhile: it is in memory where several kernels read it, unless
+   they hold rows, or are merged into one kernel; `erf` is one instruction. A matrix product that applies the op itself
+   (rule 1) does not count as a reader; it does so unless another product has computed the op's operand. A polynomial
+   such as `erfc` that is computed in float32 of a narrower product with several axes of rows has its operand in memory
+   besides, unless a barrier stands between. A gather that picks each element of its table k times reads it as k kernels
+   do: the nodes of a graph with many edges are in memory, not the messages. The parts of a product (`padding`) are
+   sources of their sum: in the body of a loop either the parts are in memory, and all readers add them up, or the sum
+   is.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather or of a pooling, is a scatter into `a`, which is in memory,
    unless `a` is broadcast or another such scatter: of two that are added to each other both are in memory, and of two
    that are added to `a` the second.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.row_kernels import RowKernels
+from jaxckpt.cost.shared_sources import SharedSources
 from jaxckpt.ir import Graph, Kind
 from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
@@ -74,11 +75,13 @@ class Readers(NamedTuple):
       shares: For every instance the shares of it that kernels read, added up; None where no op reads a share.
       read_by_one: Instances that a single op reads, whose result is no larger: where kernels would compute both again,
         it is the result that is stored.
+      shared: What the kernels read in any case.
     """
 
     kernels: Sequence[frozenset[int]]
     shares: Sequence[float] | None
     read_by_one: set[int]
+    shared: SharedSources
 
     def times(self, instance: int) -> float:
         """How many kernels read an instance; those that read parts of it count as much as they read."""
@@ -207,7 +210,7 @@ class FusionAnalysis:
         return bool(self.rows.inside) and not self.rows.inside.isdisjoint(step.reads)
 
     def _is_cheaper_stored(self, step: Run, instance: int, reads: SourceBytes) -> bool:
-        """Rule 3: F + B + (k - 1) B + L <= k F, which is k B + L <= (k - 1) F."""
+        """Rule 3: F + B + (k - 1) B + L <= k F, which is k B + L <= (k - 1) F; less where kernels share sources."""
         storing, op = self.rules.storing, step.op
         if op in self.rules.never_materialised or instance in self.rows.figures:
             return False
@@ -216,7 +219,13 @@ class FusionAnalysis:
         if op in storing.expensive and reads:
             source_bytes = max(source_bytes, storing.expensive[op])
         launch_bytes = 0.0 if step.loop is None else storing.launch_bytes
-        return self.size_bytes[instance] * kernels + launch_bytes <= (kernels - 1) * source_bytes
+        stored_bytes = self.size_bytes[instance] * kernels + launch_bytes
+        if stored_bytes > (kernels - 1) * source_bytes:
+            return False
+        if op in storing.expensive or len(reading := self.readers.kernels[instance]) >= _MANY:
+            return True
+        shared_bytes = self.readers.shared.read_anyway_bytes(instance, reading, reads)
+        return stored_bytes <= (kernels - 1) * source_bytes - shared_bytes
 
     def _read_part(self, step: Run, reads: SourceBytes) -> SourceBytes:
         """Of the sources of what a gather or a slice reads, the part of a table or an array that is read."""
@@ -556,7 +565,7 @@ class FusionAnalysis:
                         kernels[instance] = known | writing if known else writing
                 if shares is not None:
                     shares[instance] += share
-        return Readers(kernels, shares, read_by_one)
+        return Readers(kernels, shares, read_by_one, SharedSources(self.rules.graph, steps, materialised))
 
 
 def reduction_operands(graph: Graph, steps: Iterable[ScheduleStep]) -> frozenset[int]:

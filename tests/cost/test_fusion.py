@@ -64,6 +64,28 @@ def test_a_residual_stream_with_several_readers_is_in_memory():
     assert stream in fuse(build.graph(*readers)).materialised
 
 
+@pytest.mark.parametrize(
+    ("readers", "is_stored"),
+    [
+        ((("add", "sub"), ("sub", "mul")), False),  # each meets both sources, element by element
+        ((("exp", "neg"), ("neg", "exp")), True),  # none does
+        ((("add", "sub"), ("neg", "exp")), False),  # one does
+        ((("concatenate", "sub"), ("concatenate", "mul")), True),  # where each element has another index
+    ],
+)
+def test_a_value_is_computed_again_where_its_readers_read_its_sources_anyway(readers, is_stored):
+    """As in the gradient of a gradient of `x * sigmoid(x)`."""
+    build = Builder()
+    left, right = (build.op("dot_general", build.input(4000), size_bytes=4000) for _ in range(2))
+    gated = build.op("mul", left, right, size_bytes=4000)
+    results = []
+    for first, second in readers:
+        meets = first in {"add", "sub", "concatenate"}
+        inner = build.op(first, gated, *([left] if meets else []), size_bytes=4000)
+        results.append(build.op(second, inner, *([right] if meets else []), size_bytes=4000))
+    assert (gated in fuse(build.graph(*results)).materialised) is is_stored
+
+
 def test_a_cast_with_several_readers_is_recomputed_in_each():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
