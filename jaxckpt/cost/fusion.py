@@ -10,7 +10,7 @@ counted equation by equation. These rules mark the values that are materialised,
    random bits draws them, by Threefry. A matrix product applies by itself what was done to each element of one array
    and of broadcast arguments (relu, tanh, a scale, a bias), unless that array is read several times on the way (silu,
    softplus).
-2. Results of the step are in memory, and what passes a barrier.
+2. Results of the step are in memory, and what passes a barrier, its trigger too.
 3. A value with several readers is in memory where reading its sources again costs more than writing it once, by a
    kernel of its own, and reading it back: with k readers, source bytes F, own bytes B and, in the body of a loop, the
    bytes L that memory moves while a kernel starts, if F + B + (k - 1) B + L <= k F. A residual stream `x + f(x)` is; a

