@@ -435,7 +435,9 @@ def _with_merged_axes(graph: Graph) -> Ops:
 def _is_epilogue(graph: Graph, op: Op) -> bool:
     """True for an op that a product may apply to its result: elementwise, and its own result is not larger."""
     is_loop = op.kind in (Kind.ELEMENTWISE, Kind.VIEW)
-    if op.primitive not in _EPILOGUE or Trait.BRANCHED in op.traits or not is_loop or op.effects or len(op.writes) != 1:
+    if op.primitive not in _EPILOGUE or not is_loop or op.effects or len(op.writes) != 1:
+        return False
+    if Trait.REUSES_ARRAY in op.traits:
         return False
     grown_bytes = graph.values[op.writes[0]].size_bytes - graph.size_bytes(op.reads)
     return grown_bytes <= _MOST_GROWTH_BYTES
@@ -462,10 +464,13 @@ def _needed(op: Op, *, fused: bool, polynomial: bool) -> tuple[int, ...]:
 
 
 def _loaded(graph: Graph, op: Op, derived: frozenset[int]) -> int | None:
-    """The only operand that is no broadcast of arguments; None if the op does not keep its size, or is a polynomial."""
+    """The only operand that is no broadcast of arguments.
+
+    None if the op does not keep its size, is a polynomial, or is a call whose body reads an array several times.
+    """
     if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _POLYNOMIALS or len(op.writes) != 1:
         return None
-    if Trait.BRANCHED in op.traits:
+    if Trait.REUSES_ARRAY in op.traits:
         return None
     size_bytes = graph.values[op.writes[0]].size_bytes
 

@@ -1,4 +1,4 @@
-"""Sources that a kernel reads in any case: what is made of them it computes again without reading more.
+"""Sources that a kernel reads in any case: to compute a value of these again, the kernel reads nothing more.
 
 XLA prices a fusion by what the fused kernel reads. It counts an array once that the kernel reads both for the producer
 and for its own work at the same index (`GetCommonUtilization` of its performance model). So elementwise ops alone must
@@ -7,7 +7,8 @@ lead to the array on both ways: a reduction, a gather or a concatenation reads i
 Read after `fusion_rules`; `fusion_analysis` asks (rule 3).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from typing import NamedTuple
 
 from jaxckpt.ir import Graph, Kind
@@ -40,10 +41,15 @@ class SharedSources:
       materialised: Instances in memory; may grow between questions.
     """
 
-    def __init__(self, graph: Graph, steps: Iterable[ScheduleStep], materialised: Set[int]):
+    def __init__(self, graph: Graph, steps: Sequence[ScheduleStep], materialised: Set[int]):
         self._ops = graph.ops
+        self._steps = steps
         self._materialised = materialised
-        self._writers = {i: step for step in steps if isinstance(step, Run) for i in step.writes}
+
+    @cached_property
+    def _writers(self) -> Mapping[int, Run]:
+        """The step that writes each instance; built for the first question, since many schedules have none."""
+        return {i: step for step in self._steps if isinstance(step, Run) for i in step.writes}
 
     def read_anyway_bytes(self, instance: int, kernels: Collection[int], sources: Mapping[int, int]) -> int:
         """Bytes of an instance's sources that kernels read in any case, added up over kernels.

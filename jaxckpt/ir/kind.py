@@ -40,7 +40,7 @@ class Trait(enum.StrEnum):
     """Devices exchange data in it."""
     RELU = enum.auto()
     """The maximum of an array and a literal, also as a call. Libraries of matrix products apply it to the result."""
-    BRANCHED = enum.auto()
+    REUSES_ARRAY = enum.auto()
     """A call with a derivative of its own, of whose body several equations read one array. No matrix product applies it
     to what it loads or writes: a softplus is `max(x, 0) + log1p(exp(-abs(x)))`."""
 

@@ -22,8 +22,6 @@ from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, called_jaxpr, const
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 """Parameters with names that people give; the computation does not depend on them."""
-_OF_ONE_OP = frozenset({Trait.RELU, Trait.BRANCHED})
-"""Traits of a single op: an op of a body does not give them to the op that the body belongs to."""
 _RELU_CALLS = JITS | CUSTOM_DERIVATIVES
 """`jax.nn.relu` is a function with a derivative rule around a jitted one."""
 _FRAMES = 40
@@ -129,20 +127,24 @@ class TraitFinder:
         self._bodies: dict[int, frozenset[Trait]] = {}
 
     def of(self, eqn: jex.JaxprEqn) -> frozenset[Trait]:
-        """The traits of one equation, its bodies included."""
+        """The traits of one equation; of its bodies those that policies match on."""
+        found = self._with_bodies(eqn)
+        if _is_relu(eqn):
+            return found | {Trait.RELU}
+        return found | {Trait.REUSES_ARRAY} if _reuses_array(eqn) else found
+
+    def _with_bodies(self, eqn: jex.JaxprEqn) -> frozenset[Trait]:
         own = trait_of(eqn.primitive.name)
         found = frozenset() if own is None else frozenset({own})
         if eqn.primitive.name == "dot_general" and eqn.params["dimension_numbers"][1][0]:
             found |= {Trait.BATCHED}
         for jaxpr in jex.jaxprs_in_params(eqn.params):
             found |= self._of_body(jaxpr)
-        if _is_relu(eqn):
-            return found | {Trait.RELU}
-        return found | {Trait.BRANCHED} if _is_branched(eqn) else found
+        return found
 
     def _of_body(self, jaxpr: jex.Jaxpr) -> frozenset[Trait]:
         if id(jaxpr) not in self._bodies:
-            self._bodies[id(jaxpr)] = frozenset().union(*map(self.of, jaxpr.eqns)) - _OF_ONE_OP
+            self._bodies[id(jaxpr)] = frozenset().union(*map(self._with_bodies, jaxpr.eqns))
         return self._bodies[id(jaxpr)]
 
 
@@ -155,13 +157,13 @@ def _is_relu(eqn: jex.JaxprEqn) -> bool:
     return len(equations) == 1 and _is_relu(equations[0])
 
 
-def _is_branched(eqn: jex.JaxprEqn) -> bool:
+def _reuses_array(eqn: jex.JaxprEqn) -> bool:
     """True for a call with a derivative of its own, of whose body several equations read one array."""
     body = called_jaxpr(eqn.params) if eqn.primitive.name in CUSTOM_DERIVATIVES else None
     if body is None:
         return False
     equations = inline(body, inline_custom=True).equations
-    read = Counter(v for each in equations for v in each.variables() if v.aval.shape)
+    read = Counter(v for each in equations for v in each.variables() if getattr(v.aval, "shape", ()))
     return any(times > 1 for times in read.values())
 
 

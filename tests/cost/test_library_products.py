@@ -98,7 +98,7 @@ def test_kernels_behind_a_library_are_counted_by_themselves():
 
 @needs_gpu_target
 def test_a_product_does_not_load_a_softplus():
-    """Its body reads its operand several times. A plan saves the operand or the result, and XLA writes both anew."""
+    """Its body reads its operand several times: XLA writes the operand and the result, recomputed ones too."""
 
     def loss(weights, x):
         for weight, bias in weights:

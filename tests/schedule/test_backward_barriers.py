@@ -1,7 +1,6 @@
 """Which ops of the backward stand behind a barrier of a stage."""
 
 import functools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +58,7 @@ def test_layers_that_end_with_a_bias_are_not_slower_than_with_checkpoints():
 def test_a_barrier_passes_what_broadcasts_make_a_frontier_of(is_broadcast):
     """As in the gradient of a layer norm. Of two arrays of that size, the frontier itself is written and passed."""
     build = Builder()
-    op = partial(build.op, size_bytes=4000, phase=Phase.BACKWARD)
+    op = functools.partial(build.op, size_bytes=4000, phase=Phase.BACKWARD)
     seed, scale = build.input(4000), build.input(40 if is_broadcast else 4000)
     residual = build.op("sin", seed, size_bytes=4000)
     cotangent = op("dot_general", op("exp", seed))

@@ -261,7 +261,7 @@ def test_relu_is_a_trait_of_a_maximum_with_a_constant_and_of_its_calls():
     assert [any(Trait.RELU in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False, True]
 
 
-def test_branched_is_a_trait_of_calls_whose_body_reads_one_array_in_several_equations():
+def test_reuses_array_is_a_trait_of_calls_whose_body_reads_one_array_in_several_equations():
     functions = jax.nn.softplus, jax.nn.log_sigmoid, jax.nn.relu, lambda x: jnp.log1p(jnp.exp(x))
     graphs = (trace_step(gradient(lambda w, x, f=f: f(jnp.tanh(x @ w)) ** 2), W, X).graph for f in functions)
-    assert [any(Trait.BRANCHED in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False]
+    assert [any(Trait.REUSES_ARRAY in op.traits for op in graph.ops) for graph in graphs] == [True, True, False, False]
