@@ -59,7 +59,7 @@ def calibrate(
       calibrated=FILE)`, or "attached@FILE" as the name of a target, uses its rates for plans and estimates.
 
     Raises:
-      TargetError: No measurement succeeded.
+      TargetError: The device does not run an empty program.
 
     Example:
       >>> made = calibrate(seconds=0.5)
@@ -70,13 +70,6 @@ def calibrate(
     small = device.platform == "cpu" if small is None else small
     session = _Session(device=device, small=small, say=progress or silent, clock=clock, seconds=seconds)
     measured = tuple(session.run())
-    if not measured:
-        raise TargetError(
-            "calibrate() could not measure anything.",
-            got="; ".join(session.failures) or f"no time: seconds = {seconds}",
-            needed="a device that runs programs",
-            advice="free the device's memory, or give it more seconds",
-        )
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     return Calibration(
         device_kind=device.device_kind,
@@ -143,8 +136,7 @@ class _Session:
         try:
             yield from job()
         except Exception as error:  # whatever a backend says of a dtype or of memory; the next job may still do
-            said = next(iter(str(error).splitlines()), "")
-            self.failures.append(f"{name} ({type(error).__name__}: {said[:120]})")
+            self.failures.append(f"{name} ({_first_line(error)})")
 
     def _speeds(self) -> Speeds:
         try:
@@ -156,8 +148,16 @@ class _Session:
     def _floor(self, time_one: Callable[..., Timing]) -> Timing:
         """Seconds to start any program and to wait for it."""
         empty = jax.jit(lambda x: x + 1)
-        x = jax.device_put(jnp.float32(0), self.device)
-        return time_one(lambda: jax.block_until_ready(empty(x)), least=20, most=200)
+        try:
+            x = jax.device_put(jnp.float32(0), self.device)
+            return time_one(lambda: jax.block_until_ready(empty(x)), least=20, most=200)
+        except Exception as error:  # whatever a backend says
+            raise TargetError(
+                f"calibrate(): {self.device.device_kind} does not run a program of one addition.",
+                got=_first_line(error),
+                needed="a device that runs programs",
+                advice="free the device's memory, and end other programs that use it",
+            ) from error
 
     def _probed(self, probe: Probe, floor_s: float, time_one: Callable[..., Timing]) -> Iterator[Measured]:
         links = probe.links(_CHAIN_S / 50 if self.small else _CHAIN_S)
@@ -165,6 +165,11 @@ class _Session:
         timing = time_one(lambda: jax.block_until_ready(chain(carried)))
         link_s = timing.above(floor_s) / links
         yield timing.figure(probe.what, probe.detail, link_s if probe.unit == "s" else probe.work / link_s, probe.unit)
+
+
+def _first_line(error: Exception) -> str:
+    text = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {text[:120]}"
 
 
 def platform_of(device: Any) -> str:

@@ -72,7 +72,7 @@ class Simulation(Shown):
       budget_bytes: Of all that is in memory, constants with it; None where there was no limit.
       status: How it ended.
       reason: Why it did not end well; "" where it did.
-      operations: Calls run, first ones and repetitions.
+      operations: Runs of calls, first ones and repetitions, plus one, as DTR's simulator counts.
       base_operations: First ones.
       recomputations: Repetitions.
       base_price: Of the first ones.

@@ -18,7 +18,7 @@ from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.evictors import Cost, Evictor, evictor as rule_of
 from jaxckpt.dynamic.from_graph import program_from_graph
 from jaxckpt.dynamic.memory import Memory, published_memory
-from jaxckpt.dynamic.program import Program
+from jaxckpt.dynamic.program import Program, ProgramError
 from jaxckpt.dynamic.simulation import Event, Simulation, events_of, simulation_of
 from jaxckpt.dynamic.state import Machine, Task, layout, machine_of
 from jaxckpt.ir import Graph
@@ -161,6 +161,7 @@ def min_budget(
 
     Raises:
       BudgetError: The unit is below one byte.
+      ProgramError: The program does not run to its end without a budget either.
       UnknownEvictorError: There is no such rule.
 
     Example:
@@ -177,6 +178,13 @@ def min_budget(
     alignment = task.memory.alignment
     sizes = (-(-tensor.size_bytes // alignment) * alignment for tensor in program.tensors)
     unit = (gcd(*sizes) or 1) if unit_bytes is None else budget_bytes(unit_bytes)
+    if not (unlimited := _one(parts, task)).ok:  # then no budget suffices
+        raise ProgramError(
+            "min_budget: the program does not run to its end, whatever the budget.",
+            got=unlimited.reason,
+            needed="a program that reads no value after it was freed for good",
+            advice="release the value that is named after its last reader",
+        )
     # Invariant: `low` units do not suffice, `high` do.
     low, high = 0, 1
     while not _suffices(parts, replace(task, budget=high * unit)):

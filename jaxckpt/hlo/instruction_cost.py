@@ -25,6 +25,8 @@ _NO_ARITHMETIC = frozenset(
     }
 )  # fmt: skip
 """Opcodes without arithmetic of their own."""
+_ADDING_COLLECTIVES = frozenset({"all-reduce", "reduce-scatter"})
+"""Collectives with arithmetic; of an asynchronous pair the first half has it."""
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _ELEMENT_VIEWS = frozenset({"bitcast", "transpose", "reshape", "copy", "convert"})
 """Opcodes without arithmetic of which a loop fusion computes only the elements that are read."""
@@ -115,9 +117,13 @@ def _vector_flops(program: HloProgram, instruction: Instruction) -> int:
     """One FLOP for each element calculated; of reductions for each element read."""
     if instruction.opcode == "fusion":
         return sum(_vector_flops(program, inner) for inner in program.inner(instruction.id))
-    if instruction.opcode in _NO_ARITHMETIC or instruction.opcode in ("dot", "convolution"):
+    opcode = instruction.opcode
+    if opcode in _NO_ARITHMETIC or opcode in ("dot", "convolution"):
         return 0
-    if instruction.opcode in ("reduce", "reduce-window"):
+    is_collective = opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+    if is_collective and opcode.removesuffix("-start") not in _ADDING_COLLECTIVES:
+        return 0
+    if opcode in ("reduce", "reduce-window"):
         return max((element_count(program.instructions[o].shape) for o in instruction.operand_ids), default=0)
     return element_count(_result(instruction.shape))
 

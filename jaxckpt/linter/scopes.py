@@ -132,8 +132,8 @@ def dots_all_batched(context: LintContext) -> Iterator[Diagnostic]:
         if unsaved and any(policy.kind == "dots_without_batch" for policy in read):
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"All {len(products)} products in this scope have batch dimensions, so that"
-                " dots_with_no_batch_dims_saveable saves none of them; vmap gives one to each.",
+                text=f"All {len(products)} products in this scope have batch dimensions, so that a policy of products"
+                " without batch dimensions saves or offloads none of them; vmap adds a batch dimension to each.",
                 fix="Name the products and save them by name: names do not change under vmap.",
             )
 

@@ -1,19 +1,17 @@
 """A footprint as a report: what the step takes, what is alive at the peak, and what each scope holds.
 
-Without a memory map the totals are all there is, and it says so. Read after `rows`.
+Without a memory map the totals are all there is, and it says so. Read after `rows` and `estimate`.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.comparison.comparison import PeakBuffer
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
-from jaxckpt.machine import Target
+from jaxckpt.report.estimate import rates_of
 from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source, signed_bytes, table_of_known
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
@@ -35,7 +33,8 @@ def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Secti
     if memory is not None:
         if memory.kernels and memory.peak_bytes:
             parts.append(_peak(memory))
-        parts += [_scopes(memory, depth), _by_part(memory, _seconds(footprint, memory))]
+        rates = rates_of(footprint)
+        parts += [_scopes(memory, depth), _by_part(memory, {} if rates is None else seconds_by_part(memory, rates))]
         if memory.rematerialised:
             parts.append(_by_xla(memory.rematerialised))
     title = f"{format_bytes(footprint.total_bytes)} on {footprint.target or 'an unknown machine'}"
@@ -225,20 +224,6 @@ def _part_cells(memory: MemoryMap, part: Part, seconds: Mapping[Part, float]) ->
     yield "at the peak", format_bytes(sum(alive))
     if seconds:
         yield "time (est.)", format_seconds(seconds[part])
-
-
-def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:
-    """Estimated seconds of each part; none unless they add up to the footprint's own estimate.
-
-    They would not where the target's name means another machine than where the footprint was made.
-    """
-    if not footprint.step_s or footprint.target.startswith("attached"):
-        return {}
-    try:
-        seconds = seconds_by_part(memory, Target(footprint.target).rates)
-    except TargetError:
-        return {}
-    return seconds if math.isclose(sum(seconds.values()), footprint.step_s, rel_tol=1e-6) else {}
 
 
 ### XLA's own rematerialisation

@@ -4,6 +4,7 @@ Read after `tree`.
 """
 
 import io
+from collections.abc import Sequence
 from typing import Literal
 
 from rich import box
@@ -75,18 +76,21 @@ def _plotted(scatter: Scatter) -> str:
     """A plot in characters with a legend; what is on the frontier has a star in the legend."""
     if not scatter.points:
         return f" {scatter.title}: nothing to draw\n"
-    marked = list(zip(_MARKS, [point for point in scatter.points if point.name], strict=False))
+    named = [point for point in scatter.points if point.name]
+    marked = list(zip(_MARKS, named, strict=False))
     low, high = min(scatter.points, key=lambda p: p.x), max(scatter.points, key=lambda p: p.x)
     room = _PLOT_WIDTH - len(low.x_text)
     axis = [f" +{'-' * _PLOT_WIDTH}", f"  {low.x_text}{high.x_text:>{room}}  {scatter.x_heading}"]
     legend = [f"  {mark}{'*' if p.on_frontier else ' '} {p.name}: {p.x_text}, {p.y_text}" for mark, p in marked]
+    if unmarked := named[len(_MARKS) :]:
+        legend.append(f"  and {len(unmarked)} more points")
     title = f" {scatter.title} (up: {scatter.y_heading})"
-    return "\n".join((title, *_grid(scatter, marked), *axis, "", *legend, ""))
+    return "\n".join((title, *_grid(scatter, marked, unmarked), *axis, "", *legend, ""))
 
 
-def _grid(scatter: Scatter, marked: list[tuple[str, Point]]) -> list[str]:
+def _grid(scatter: Scatter, marked: Sequence[tuple[str, Point]], unmarked: Sequence[Point]) -> list[str]:
     grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
-    small = [(".", point) for point in scatter.points if not point.name]
+    small = [(".", point) for point in (*(p for p in scatter.points if not p.name), *unmarked)]
     for mark, point in (*small, *reversed(marked)):  # where two fall on one place, the first is seen
         right, up = scatter.place(point)
         grid[round((1 - up) * (_PLOT_HEIGHT - 1))][round(right * (_PLOT_WIDTH - 1))] = mark

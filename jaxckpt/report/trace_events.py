@@ -14,11 +14,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from jaxckpt._errors import FootprintFileError, TargetError
+from jaxckpt._errors import FootprintFileError
 from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Kernel, MemoryMap, Part, kernels_s
-from jaxckpt.machine import Target
+from jaxckpt.report.estimate import rates_of
 
 LIVE = "live bytes"
 """The counter with a series for each layer."""
@@ -57,7 +57,7 @@ def trace_events(
 def save_trace(footprint: Footprint, path: str | Path) -> None:
     """Writes the trace of a footprint, whole or not at all; ".gz" behind the name packs it.
 
-    Kernels take what they are estimated to on the footprint's target; a microsecond each where it is not known here.
+    Kernels take their estimated seconds; a microsecond each where the rates of the footprint's target are not known.
     """
     path, memory = Path(path), footprint.memory
     called = f"save_trace({str(path)!r})"
@@ -69,19 +69,12 @@ def save_trace(footprint: Footprint, path: str | Path) -> None:
             advice="jaxckpt.footprint(step, *args, target=...)",
             path=path,
         )
-    trace = trace_events(memory, seconds=_estimated_s(footprint.target, memory))
+    rates = rates_of(footprint)
+    trace = trace_events(memory, seconds=None if rates is None else kernels_s(memory, rates))
     trace["otherData"] |= {"target": footprint.target, "total_bytes": footprint.total_bytes}
     data = json.dumps(trace, separators=(",", ":")).encode()
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
     write_to_place(path, data, called=called, error=FootprintFileError)
-
-
-def _estimated_s(target: str, memory: MemoryMap) -> tuple[float, ...] | None:
-    try:
-        rates = Target(target).rates
-    except TargetError:  # the footprint comes from elsewhere
-        return None
-    return kernels_s(memory, rates)
 
 
 def _starts_ns(memory: MemoryMap, seconds: Sequence[float] | None) -> list[int]:

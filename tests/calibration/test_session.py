@@ -81,3 +81,12 @@ def test_the_driver_is_the_kernel_modules_where_there_is_one(tmp_path):
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Mon\nGCC version: gcc 12.3.0")
     assert driver_of(Gpu, file=file) == "580.159.03, PJRT C API cuda 13000"
     assert platform_of(Gpu) == "cuda"
+
+
+def test_a_device_that_runs_nothing_is_said(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(jax, "device_put", refuse)
+    with pytest.raises(jaxckpt.TargetError, match="does not run a program of one addition"):
+        jaxckpt.calibrate(seconds=1.0)

@@ -6,7 +6,22 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from jaxckpt import BudgetError
-from jaxckpt.dynamic import EVICTORS, MEMORIES, Memory, Mode, Search, ablations, min_budget, simulate, unit_chain
+from jaxckpt.dynamic import (
+    EVICTORS,
+    MEMORIES,
+    Call,
+    Memory,
+    Mode,
+    Program,
+    ProgramError,
+    Search,
+    Tensor,
+    ablations,
+    min_budget,
+    simulate,
+    unit_chain,
+)
+from jaxckpt.dynamic.program import Keep, Release, RunCall
 from tests.dynamic.programs import programs
 
 RULES = {rule.name: rule for rule in (*EVICTORS.values(), *ablations())}
@@ -57,3 +72,12 @@ def test_a_budget_that_may_be_exceeded_suffices_only_where_it_is_not():
     once = replace(unit_chain(4), calls=tuple(replace(call, once=True) for call in unit_chain(4).calls))
     for mode in (Mode.SOFT, Mode.HINT, Mode.COUNTED):
         assert min_budget(once, evictor="lru", memory=Memory(mode=mode)) == simulate(once).peak_bytes
+
+
+def test_a_program_that_reads_what_was_freed_for_good_has_no_least_budget():
+    drawn = Call(name="drawn", price=1, reads=(), writes=(0,), once=True)
+    reader = Call(name="reader", price=1, reads=(0,), writes=(1,))
+    tensors = Tensor(name="a", size_bytes=1), Tensor(name="b", size_bytes=1)
+    lost = Program(tensors=tensors, calls=(drawn, reader), steps=(RunCall(0), Release(0), RunCall(1), Keep(1)))
+    with pytest.raises(ProgramError, match="whatever the budget"):
+        min_budget(lost)

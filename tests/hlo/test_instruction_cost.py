@@ -102,6 +102,33 @@ def test_of_a_converted_slice_the_bytes_before_the_conversion_are_read():
 
 
 @pytest.mark.parametrize(
+    ("instruction", "adds"),
+    [
+        ("all-gather(a), dimensions={0}, replica_groups={{0,1}}", False),
+        ("collective-permute(a), source_target_pairs={{0,1},{1,0}}", False),
+        ("all-reduce(a), to_apply=sum, replica_groups={{0,1}}", True),
+    ],
+)
+def test_only_collectives_that_add_have_arithmetic(instruction, adds):
+    rows = 2 if "gather" in instruction else 1
+    text = f"""
+        HloModule module, is_scheduled=true
+        sum (x: f32[], y: f32[]) -> f32[] {{
+          x = f32[] parameter(0)
+          y = f32[] parameter(1)
+          ROOT both = f32[] add(x, y)
+        }}
+        ENTRY main (a: f32[1,1000]) -> f32[{rows},1000] {{
+          a = f32[1,1000] parameter(0)
+          ROOT made = f32[{rows},1000] {instruction}
+        }}"""
+    program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
+    made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
+    found = with_cost(Kernel(name="made", opcode=program.instructions[made].opcode), program, made)
+    assert found.flops == (1000 if adds else 0)
+
+
+@pytest.mark.parametrize(
     ("call", "operands", "result"),
     [
         ("Forward", ("input", "kernel"), "output"),

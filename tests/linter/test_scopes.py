@@ -172,7 +172,7 @@ PAIRS = (
         code="dots-all-batched",
         bad=found(vmapped(POLICIES.dots_with_no_batch_dims_saveable), spec(2, 8, 8), spec(2, 4, 8)),
         good=found(stacked(checkpointed(POLICIES.dots_with_no_batch_dims_saveable))),
-        said="vmap gives one to each",
+        said="vmap adds a batch dimension to each",
     ),
     Pair(
         code="callback-again",

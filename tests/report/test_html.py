@@ -171,6 +171,13 @@ def test_the_legend_of_a_terminal_scatter_stars_the_frontier():
     assert lines[10].endswith("2")
 
 
+def test_a_terminal_scatter_counts_the_points_that_it_has_no_mark_for():
+    places = [(float(x), float(-x)) for x in range(70)]
+    text = render_text(Scatter(title="t", x_heading="x", y_heading="y", points=points(*places)))
+    unmarked = sum(f" v{i}:" not in text for i in range(70))
+    assert f"  and {unmarked} more points" in text and unmarked == 9
+
+
 def test_a_page_is_saved_whole_and_a_missing_folder_is_said(tmp_path):
     save_page(Text(text="x"), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from jaxckpt._errors import FootprintFileError
 from jaxckpt.compiler import Footprint
-from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Space, Use
+from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Space, Use, step_s
+from jaxckpt.machine import Target
 from jaxckpt.report.trace_events import LIVE, OTHER_SCOPES, TOTAL, save_trace, trace_events
 
 SCOPES = ["", "GPT/head", *(f"GPT/block_{i}/{part}" for i in range(3) for part in ("attn/qkv", "mlp"))]
@@ -174,7 +175,9 @@ def test_durations_that_do_not_fit_are_refused(memory, seconds):
 
 
 def footprint(memory: MemoryMap | None, target: str = "h200") -> Footprint:
-    return Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=128, target=target, memory=memory)
+    seconds = 0.0 if memory is None else step_s(memory, Target("h200").rates)
+    sizes = {"argument_bytes": 1, "output_bytes": 0, "alias_bytes": 0, "temp_bytes": 128}
+    return Footprint(**sizes, target=target, memory=memory, step_s=seconds)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
@@ -188,8 +191,9 @@ def test_a_file_holds_the_trace_with_estimated_times(tmp_path, memory, name):
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_an_unknown_machine_gives_every_kernel_one_unit_of_time(tmp_path, memory):
-    save_trace(footprint(memory, "our-own-chip"), tmp_path / "a.json")
+@pytest.mark.parametrize("target", ["our-own-chip", "attached"])
+def test_rates_that_do_not_give_the_estimate_give_every_kernel_one_unit_of_time(tmp_path, memory, target):
+    save_trace(footprint(memory, target), tmp_path / "a.json")
     trace = json.loads((tmp_path / "a.json").read_text())
     assert trace["otherData"]["time"] == "one microsecond a kernel"
     assert {event["dur"] for event in of(trace, "X")} == {1.0}

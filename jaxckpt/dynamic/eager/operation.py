@@ -1,7 +1,7 @@
 """One op of a step over real arrays: JAX's own primitive, bound outside of any trace; and what it costs.
 
-JAX compiles a primitive once for each kind of operands and keeps it; so does `Operations` where an operand's memory is
-given to the result, for which JAX has no eager form.
+JAX compiles a primitive once for each kind of operands and keeps it; so does `Operations` where JAX has no eager form:
+where an operand's memory is given to the result, and for `shard_map`.
 
 The first run of a kind of operation compiles it, so it is the second one that is measured. The least that was measured
 counts, for what else the machine does only adds to it. Where that is hardly more than the way through Python, the cost
@@ -9,7 +9,7 @@ model says the price.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from jaxckpt.ir import Graph
 
 VIEWS = frozenset({"name", "random_wrap", "random_unwrap"})
 """Primitives whose result shares its operand's memory when JAX runs them eagerly."""
-_WHOLE = frozenset({"shard_map"})
+_JIT_ONLY = frozenset({"shard_map"})
 """Primitives that cannot be bound outside of `jax.jit`."""
 _SHORTEST_S = 2e-4
 """An operation that takes less is mostly dispatched, not worked on."""
@@ -58,7 +58,8 @@ class Operations:
     """Runs operations, one at a time, each to its end."""
 
     def __init__(self) -> None:
-        self._donating: dict[tuple[str, tuple[int, ...]], Callable[..., Any]] = {}
+        self._jitted: dict[Hashable, Callable[..., Any]] = {}
+        """By primitive, parameters and donated operands."""
 
     def run(
         self, operation: Operation, operands: Sequence[Any], *, donated: tuple[int, ...] = ()
@@ -86,11 +87,12 @@ class Operations:
             results = primitive.bind(*operands, **params)
             return list(results) if primitive.multiple_results else results  # a jit takes no other kind of sequence
 
-        if primitive.name in _WHOLE:
-            return jax.jit(bind)
-        if not donated:
+        if not donated and primitive.name not in _JIT_ONLY:
             return bind
-        return self._donating.setdefault((operation.key, donated), jax.jit(bind, donate_argnums=donated))
+        key = primitive, tuple(sorted(operation.eqn.params.items())), donated
+        if key not in self._jitted:
+            self._jitted[key] = jax.jit(bind, donate_argnums=donated)
+        return self._jitted[key]
 
 
 def _apart(result: Any, operands: Sequence[Any]) -> Any:

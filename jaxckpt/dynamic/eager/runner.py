@@ -89,7 +89,8 @@ class EagerRun(Shown):
             (
                 f"{counters.evictor} ({counters.mode}), {budget}: {format_bytes(self.peak_bytes)} at the peak, "
                 f"{format_bytes(self.unlimited_bytes)} without a budget",
-                f"  ops          {counters.operations - 1} = {counters.base_operations} + {self.recomputations} again",
+                f"  ops          {counters.base_operations + self.recomputations} = {counters.base_operations} +"
+                f" {self.recomputations} again",
                 f"  evictions    {self.evictions} forced, {counters.eager_evictions} at a release",
                 f"  seconds      {format_seconds(counters.run_s)}, of these {format_seconds(self.compute_s)} in ops, "
                 f"{format_seconds(counters.search_s)} in searches; tracing {format_seconds(self.trace_s)}",
@@ -203,6 +204,7 @@ class Runner:
     def _prepared(self, call: StepCall, stage: jax.stages.Traced) -> Prepared:
         """The program for these arguments; jit gives back the same jaxpr where nothing has changed."""
         if (prepared := self._known.get(id(stage.jaxpr))) is not None:
+            self._known.move_to_end(id(stage.jaxpr))
             return prepared
         self._say("tracing the step")
         traced = trace_call(call, stage, eager=True)

@@ -292,3 +292,15 @@ def test_a_shard_map_is_one_operation():
         return jax.grad(lambda w: block(block(x, w), w).sum())(w)
 
     np.testing.assert_allclose(run(step, W, X, budget=None).outputs, step(W, X), rtol=1e-5)
+
+
+def test_a_shard_map_is_compiled_once(monkeypatch):
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    block = jax.shard_map(lambda x, w: x @ w, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    runner = Runner(lambda w, x: jax.grad(lambda w: block(x, w).sum())(w), budget=None)
+    runner(W, X)
+    jitted, jit = [], jax.jit
+    monkeypatch.setattr(jax, "jit", lambda *args, **keywords: jitted.append(args) or jit(*args, **keywords))
+    runner(W, X)
+    assert not jitted
