@@ -6,8 +6,10 @@ from itertools import product
 import pytest
 from hypothesis import given, strategies as st
 
+from benchmarks.strangers import STRANGERS
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Recompute, Save
+from jaxckpt.machine import Target
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.solve.effort import Effort
@@ -17,6 +19,7 @@ from jaxckpt.solve.optimal.solver import _MOST_SLOWER
 from jaxckpt.solve.optimal.stage_memory import profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.stages import candidate_cuts
+from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain, graphs
 
 
@@ -43,6 +46,20 @@ def test_no_plan_of_a_rule_that_fits_is_predicted_to_be_faster(graph, strategy):
     plan = OptimalSolver(problem, rules=lambda: [rule]).solve(rule.predicted.temp_bytes, allow_empty=False)
     assert plan.predicted.temp_bytes <= rule.predicted.temp_bytes
     assert plan.predicted.step_s <= _MOST_SLOWER * rule.predicted.step_s
+
+
+def test_the_stages_of_rules_are_solved_too():
+    step = STRANGERS["plain-mlp-1"].full()
+    graph = trace_step(step.function, *step.args, donate_argnums=step.donate_argnums).graph
+    problem = Problem(graph=graph, rates=Target("h200").rates)
+    rule = solve(problem, "sqrt")
+    budget = int(1.1 * rule.predicted.temp_bytes)
+    unaware, aware = OptimalSolver(problem), OptimalSolver(problem, rules=lambda: [rule])
+    unaware.neighbour = aware.neighbour = lambda plan, _: plan
+    known_s = min(rule.predicted.step_s, unaware.solve(budget).predicted.step_s)
+    plan = aware.solve(budget)
+    assert plan.predicted.temp_bytes <= budget
+    assert plan.predicted.step_s < 0.95 * known_s
 
 
 def test_searches_start_from_faster_rules_that_nearly_fit(monkeypatch):
