@@ -168,14 +168,15 @@ class OptimalSolver:
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory.
 
-        The local search begins with all plans near the least one, with that of most stages, and with full
-        recomputation. Recomputing each stage from the one before takes many stages: `plain-mlp-1` of the battery comes
-        to 1,188 MiB so, and else to 1,572. A plan that saves values in one long stage may be smaller than full
+        The local search begins with all plans near the least one, with that of most stages, rules included, and with
+        full recomputation. Recomputing each stage from the one before takes many stages: `plain-mlp-1` of the battery
+        comes to 1,188 MiB so, and else to 1,380. A plan that saves values in one long stage may be smaller than full
         recomputation, while no single change makes it smaller still: the Equinox step of the recipes with one block
         comes to 20.4 MiB from full recomputation, and else to 28.4.
         """
         near = _within(self._effort.near_least, min(self._lowest, key=_TEMP_BYTES), self._lowest)
-        finest = max(self._lowest, key=lambda plan: len(plan.stages))
+        rules = self._rules() if self._local_search.applies else ()
+        finest = max((*self._lowest, *rules), key=lambda plan: len(plan.stages))
         starts = dict.fromkeys((*near, finest, self.cut_minima.near_least[0]))
         return min((self._local_search.improve(plan, None) for plan in starts), key=_TEMP_BYTES)
 

@@ -62,6 +62,15 @@ def test_the_stages_of_rules_are_solved_too():
     assert plan.predicted.step_s < 0.95 * known_s
 
 
+def test_the_search_for_the_least_memory_starts_from_the_rule_of_most_stages_too(monkeypatch):
+    problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
+    rules = [solve(problem, "every:1"), solve(problem, "every:4")]
+    solver, starts = OptimalSolver(problem, rules=lambda: rules), []
+    monkeypatch.setattr(solver._local_search, "improve", lambda plan, _: starts.append(plan) or plan)
+    assert solver.min_memory_plan in starts
+    assert rules[0] in starts and rules[1] not in starts
+
+
 def test_searches_start_from_faster_rules_that_nearly_fit(monkeypatch):
     problem = Problem(graph=chain(8, flops=1e9), rates=RATES)
     rule = solve(problem, "every")
