@@ -11,7 +11,6 @@ TWICE: dict[str, str] = {}
 
 BANNED = {
     "dynamic/compare/evictor_comparison.py: whole_bytes": "a public field of results",
-    "dynamic/memory.py: drops_again": "a public field of settings",
     "machine/calibration_file.py: alone": "the former name of a public method, which warns",
 }
 """Identifiers with a word of the old dialect, with the reason. The list may only become shorter."""

@@ -22,7 +22,8 @@ class Residence:
       address: Where it begins, bytes from the start of the memory.
       size_bytes: How much it takes.
       begin: The execution for which it was put there.
-      end: The execution before which it had left; the number of all of them where it stayed.
+      end: First execution at which the value is no longer at this address; the number of executions if it stays to the
+        end.
       kind: "state" (nobody computes it, or it is a new state in the place of the old one), "dense" or "cheap".
 
     Example:

@@ -1,8 +1,8 @@
 """The inner loops are compiled by numba where it is installed, and are the same plain Python where it is not.
 
 Everything below `simulate` that runs once an op or once a block is written in the part of Python that numba compiles:
-arrays, records of arrays, numbers. Nothing else in the room knows whether it is compiled. Without numba the results
-are equal to the last bit and come some hundred times later.
+arrays, records of arrays, numbers. No other module of `jaxckpt.dynamic` depends on whether this code is compiled.
+Without numba the results are equal to the last bit, and some hundred times slower.
 
 Numba makes for each function a wrapper by which Python calls it. For a machine of thirty arrays that is as much code as
 the function, and half of the minute that the first simulation compiled: only functions that Python does call have one.
@@ -77,7 +77,7 @@ def entered(function: F) -> F:
 
 
 def sources() -> int:
-    """A number that changes when any file of the room does."""
+    """A number that changes when any file of `jaxckpt.dynamic` does."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -91,13 +91,13 @@ if COMPILED:
 
     @called  # by Python too, where it runs the source of a function that reads the clock
     def now_ns(tick: Any) -> int:
-        """Nanoseconds of a clock that never goes back; `tick` is room for two integers."""
+        """Nanoseconds of a clock that never goes back; `tick` is scratch space of two integers."""
         _clock_gettime(_MONOTONIC, tick.ctypes)
         return tick[0] * 1_000_000_000 + tick[1]
 
 else:
 
     def now_ns(tick: Any) -> int:
-        """Nanoseconds of a clock that never goes back; `tick` is room for two integers."""
+        """Nanoseconds of a clock that never goes back; `tick` is scratch space of two integers."""
         tick[0] = time.perf_counter_ns()
         return int(tick[0])

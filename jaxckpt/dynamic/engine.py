@@ -30,7 +30,7 @@ CLASSES, NEIGHBOURS, WINDOW = int(Cost.CLASSES), int(Cost.NEIGHBOURS), int(Searc
 
 @compiled
 def make_room(m: Machine, need: int) -> bool:
-    """Evicts until `need` bytes more are within the budget; whether they are."""
+    """Evicts until `need` more bytes fit the budget; True if they do."""
     now = m.now[0]
     if now.memory + need > now.budget:
         eviction.free_deferred(m)
@@ -42,7 +42,7 @@ def make_room(m: Machine, need: int) -> bool:
 
 @compiled
 def give_block(m: Machine, s: int) -> bool:
-    """Gives a storage an address, evicting until there is one; whether there is."""
+    """Gives a storage an address, evicting until there is one; True on success."""
     now, st = m.now[0], m.storages[s]
     if st.bytes == 0:
         return True
@@ -95,7 +95,7 @@ def stays(storage: Any) -> bool:
 
 @compiled
 def room_for_results(m: Machine, call: int) -> bool:
-    """Room for all results of a call that are not there; whether there is."""
+    """Reserves memory for the results of a call that are not in memory; True on success."""
     now, c = m.now[0], m.calls[call]
     need = 0
     for t in range(c.out, c.out + c.outs):
@@ -131,7 +131,7 @@ def bytes_for(m: Machine, t: int) -> int:
 
 @compiled
 def hold_results(m: Machine, call: int, held: bool) -> None:
-    """Keeps those results of a call that are there, while room is made for the others: it has no room for them."""
+    """Locks the results of a call that are in memory, so that making room for the others cannot evict them."""
     c = m.calls[call]
     if m.now[0].mode == COUNTED or c.outs == 1:
         return
@@ -145,7 +145,7 @@ def hold_results(m: Machine, call: int, held: bool) -> None:
 
 @compiled
 def blocks_for_results(m: Machine, call: int) -> bool:
-    """Addresses for all results of a call that are not there; whether there are."""
+    """Gives addresses to the results of a call that are not in memory; True on success."""
     now, c = m.now[0], m.calls[call]
     if now.mode != HINT and now.mode != HARD:
         return True
@@ -161,7 +161,7 @@ def blocks_for_results(m: Machine, call: int) -> bool:
 
 @compiled
 def compute(m: Machine, t: int, repeated: int) -> bool:
-    """Runs the call that makes a tensor; all its results are there afterwards. Whether there was room."""
+    """Runs the call that writes a tensor, after which all its results are in memory; True if memory was found."""
     now, call = m.now[0], m.tensors[t].call
     if not room_for_results(m, call):
         now.status = state.OUT_OF_MEMORY
@@ -188,7 +188,7 @@ def compute(m: Machine, t: int, repeated: int) -> bool:
 
 @compiled
 def appear(m: Machine, t: int, repeated: int) -> None:
-    """A result is there: its storage becomes a candidate, unless it was there and this is a copy."""
+    """Marks a result as in memory and its storage as a candidate; a second copy is dropped."""
     s = m.tensors[t].storage
     st = m.storages[s]
     if m.tensors[t].defined:
@@ -242,7 +242,7 @@ def release_storage(m: Machine, s: int) -> None:
 
 @compiled
 def push(m: Machine, t: int, repeated: int) -> None:
-    """A tensor is to be made: its operands are accessed, and those that are there are locked."""
+    """Begins to compute a tensor: its operands are accessed, and those in memory are locked."""
     now = m.now[0]
     f = m.frames[now.frames]
     c = m.calls[m.tensors[t].call]
@@ -261,7 +261,7 @@ def push(m: Machine, t: int, repeated: int) -> None:
 
 @compiled
 def materialise(m: Machine, t: int, repeated: int) -> bool:
-    """Makes a tensor, and before it whatever was evicted of what it is made of; whether that could be done."""
+    """Computes a tensor, after recomputing its evicted operands; True on success."""
     now = m.now[0]
     base = now.frames
     push(m, t, repeated)
@@ -378,7 +378,7 @@ def show_links(m: Machine, s: int) -> None:
 
 @compiled
 def begin_constant(m: Machine, t: int) -> bool:
-    """A tensor that nobody computes is there."""
+    """Puts a tensor that no call computes into memory; True on success."""
     now, s = m.now[0], m.tensors[t].storage
     st = m.storages[s]
     st.refs += 1
@@ -397,7 +397,7 @@ def begin_constant(m: Machine, t: int) -> bool:
 
 @compiled
 def keep(m: Machine, t: int) -> bool:
-    """A tensor is there from now on."""
+    """Keeps a tensor in memory to the end, recomputing it if it was evicted; True on success."""
     if not m.tensors[t].defined and (stop_if_lost(m, t) or not materialise(m, t, 1)):
         return False
     s = m.tensors[t].storage
@@ -438,7 +438,7 @@ def advance(m: Machine, end: int) -> int:
 def _entry(version: int) -> Any:
     @entered
     def run(m: Machine, end: int) -> int:
-        """As `advance`, compiled once for all files of the room."""
+        """`advance`, whose machine code numba keeps on disk until a file of `jaxckpt.dynamic` changes."""
         return advance(m, end) if version else -1
 
     return run

@@ -115,7 +115,7 @@ def forget(m: Machine, s: int) -> None:
 
 @compiled
 def evict_one(m: Machine) -> bool:
-    """Evicts the candidate of the least score; whether there was one."""
+    """Evicts the candidate of the least score; True if there was one."""
     now = m.now[0]
     if now.evictable == 0:
         return False
@@ -129,7 +129,7 @@ def evict_one(m: Machine) -> bool:
 
 @compiled
 def evict_window(m: Machine, need: int) -> bool:
-    """Evicts the cheapest run of blocks of at least `need` bytes; whether there was one."""
+    """Evicts the cheapest run of blocks of at least `need` bytes; True if there was one."""
     now = m.now[0]
     begin = now_ns(m.tick)
     first, end = window(m, need)
@@ -214,7 +214,7 @@ def is_in_use(storage: Any) -> bool:
 
 @compiled
 def banish(m: Machine, s: int) -> bool:
-    """Frees a storage for good, if nothing evicted needs it; whether it is gone."""
+    """Frees a storage for good, if nothing evicted needs it; True if it was freed."""
     st = m.storages[s]
     if st.gone or is_in_use(st) or is_needed(m, s):
         return False

@@ -124,8 +124,8 @@ class Evictor:
       search: Where the least is looked for.
       repeated: Factor for every time that the value was recomputed already.
       nudge: Added to cost and staleness, so that neither is 0.
-      by_bytes: Calls are priced at the bytes that they move, whatever the program says; staleness is in units of
-        `DTE_CLOCK_BYTES`, of which `nudge` is a thousandth.
+      by_bytes: True if calls are priced at the bytes that they move instead of the program's prices; staleness then
+        counts in units of `DTE_CLOCK_BYTES`.
       least_bytes: Smaller storages are never evicted, except when released.
       time_exponent: Of the time in `Cost.REGENERATION`; DTE's `recomp_time_factor`.
       memory_exponent: Of the bytes in `Cost.REGENERATION`; DTE's `recomp_memory_factor`.
@@ -204,7 +204,10 @@ def evictor(name: str | Evictor) -> Evictor:
 
 
 def rule_as_run(name: str) -> Evictor:
-    """The rule of a name with the program's own prices; "dtr" has classes for neighbourhoods, as it is run."""
+    """The evictor of a name, with the program's own prices.
+
+    For "dtr" it is the union-find approximation "dtr_eq", which is what we simulate.
+    """
     return replace(evictor("dtr_eq" if name == "dtr" else name), by_bytes=False)
 
 

@@ -15,9 +15,9 @@ def program_of_kernels(problem: Problem) -> Program:
     """The step as the kernels that it compiles to, over the values that they write to memory.
 
     Returns:
-      A call for each op that writes to memory, named by the op's id and priced by its kernel's nanoseconds, beside
-      which what DTE adds to costs and times is nothing, as meant. Arguments are not in it: they are always there.
-      Results are kept at the end, and have no bytes.
+      A call for each op that writes to memory, named by the op's id and priced in nanoseconds, so that the constants
+      which DTE adds to costs and times are negligible. Arguments are left out: they are always in memory. Results are
+      kept at the end, and have no bytes.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxckpt

@@ -76,9 +76,9 @@ class Memory:
         0 for none. There is none either where it would be more than a sixteenth of the memory.
       small_slots: How many of them the zone holds.
       in_place: A new state of a tensor takes over its memory, where the old one could be recomputed or is not needed.
-      drops_again: What was computed again on the way to something else, and is not asked for by the program any more,
-        goes as soon as it was read and nothing that is evicted was computed from it; only with `Dealloc.EAGER`. Else
-        it waits for eviction.
+      drops_recomputed: An operand that was recomputed, and that the program has released, is evicted after it is read,
+        if all that was computed from it is in memory or freed; only with `Dealloc.EAGER`. Otherwise it stays until
+        memory is needed.
       capacity: In mode `HINT`, the bytes of the larger memory; None for the program's total.
 
     Example:
@@ -94,11 +94,11 @@ class Memory:
     small_bytes: int = 0
     small_slots: int = 1024
     in_place: bool = False
-    drops_again: bool = False
+    drops_recomputed: bool = False
     capacity: int | None = None
 
 
-_COOP = Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True, drops_again=True)
+_COOP = Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True, drops_recomputed=True)
 MEMORIES = {
     "dte": Memory(mode=Mode.HINT),
     "dte_static": Memory(mode=Mode.HINT),

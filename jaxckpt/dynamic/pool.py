@@ -5,7 +5,7 @@ with 1, everything to the left end of the block it fits; with 2, dense values to
 right, so that what is evicted together lies together; with 4 or 6 the same in two or three regions, taken in turn when
 one is full. Small values may have a zone of their own behind all regions.
 
-`Pool` is the same for people and for tests: one method an operation. The loops use the functions below it.
+The compiled loops call the functions below; `Pool` wraps them for interactive use and tests, one method each.
 
 Source: Zhang et al., Coop, NeurIPS 2023, section 3.2 (two ends). Complexity: an allocation looks at every free block,
 a release is O(1).

@@ -50,7 +50,7 @@ def cost(m: Machine, s: int) -> float:
 
 @compiled
 def size(m: Machine, s: int) -> float:
-    """Bytes gained by evicting a value."""
+    """Gain of evicting a value: bytes; MiB with free neighbours, as DTE counts; or 1 where size does not matter."""
     kind = m.now[0].gain
     if kind == BYTES:
         return float(m.storages[s].bytes)

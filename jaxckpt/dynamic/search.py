@@ -1,7 +1,7 @@
 """Finds what to evict: the least score among all candidates, among a sample, at random, or in the cheapest window.
 
-Ties go to the candidate that became evictable last, and a score of 0 to the first, as in DTR's simulator. A window
-among equals is the one at the lowest address, as in Coop.
+Among all candidates ties go to the one that became evictable last, and ties of score 0 to the first, as in DTR's
+simulator; in a sample, to the last one looked at. Of equal windows the one at the lowest address is taken, as in Coop.
 
 Evicting one value here and one there frees bytes that do not lie together. Coop's observation is that for a request of
 M bytes only runs of neighbours matter, and that the cheapest of them is found by moving two ends over the pool: the

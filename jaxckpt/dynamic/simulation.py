@@ -146,7 +146,7 @@ class Simulation(Shown):
             f"{self.evictor} ({self.mode}), budget {budget}: {self.status}",
             *([f"  {self.reason}"] if self.reason else []),
             f"  operations   {self.base_operations + self.recomputations} = {self.base_operations} +"
-            f" {self.recomputations} again; "
+            f" {self.recomputations} recomputed; "
             f"price x {self.overhead:.3f}",
             f"  evictions    {self.forced_evictions} forced, {self.eager_evictions} at a release",
             f"  peak         {format_bytes(self.peak_bytes)}",

@@ -118,14 +118,14 @@ class Machine(NamedTuple):
     groups: Any  # classes of evicted storages
     frames: Any  # the stack of what is being made, each waiting for the one after it
     held: Any  # for each operand of those, whether it is locked
-    walk: Any  # room for walks over evicted storages
+    walk: Any  # scratch space of walks over evicted storages
     waiting: Any  # storages that were released and can be freed once nothing evicted needs them
-    regen: Any  # room for DTE's planner: runs again, time and bytes to bring back
-    window: Any  # room for searches: sizes and costs by address
-    window_blocks: Any  # whose they are
+    regen: Any  # scratch space of DTE's planner: runs again, time and bytes to bring back
+    window: Any  # scratch space of searches: sizes and costs by address
+    window_blocks: Any  # scratch space of searches: the blocks of `window`, in the same order
     blocks: Blocks
-    events: Any  # what happened, if there is room for it
-    tick: Any  # room for the clock
+    events: Any  # what happened, as far as there is space
+    tick: Any  # scratch space of the clock
 
 
 _CODES = {RunCall: RUN, Get: GET, Release: RELEASE, Keep: KEEP, Constant: CONSTANT}
@@ -291,7 +291,7 @@ def _now(task: Task, budget: int, *, small: int) -> Any:
         "mode": memory.mode,
         "dealloc": memory.dealloc,
         "in_place": memory.in_place,
-        "drops": memory.drops_again,
+        "drops": memory.drops_recomputed,
         "cost": rule.cost,
         "own": rule.own,
         "gain": rule.size,

@@ -1,8 +1,8 @@
 """Evicted values that touch each other, kept as disjoint classes whose value is the cost of all their members.
 
-When a value is evicted it becomes a class of its own and joins the classes of its evicted neighbours. When it comes
-back its cost is taken off its class and it leaves; the class is never split, so what it alone held together stays
-together. That is the approximation h_DTR^eq, and what DTE and Coop use.
+When a value is evicted it becomes a class of its own and joins the classes of its evicted neighbours. A recomputed
+value leaves its class, and its cost is subtracted. The class is not split, although its members may have been connected
+only through that value: this is the approximation h_DTR^eq, which DTE and Coop use too.
 
 Members of a class are a ring, and each knows its class's number; of two classes the smaller one is renumbered (quick
 find). So members can leave, which a forest of parents does not allow.

@@ -49,7 +49,7 @@ def memories(mode):
         fit=st.sampled_from(Fit),
         groups=st.sampled_from([1, 2, 4]),
         in_place=st.booleans(),
-        drops_again=st.booleans(),
+        drops_recomputed=st.booleans(),
     )
 
 

@@ -81,7 +81,7 @@ def test_without_addresses_what_fits_once_fits_three_times(programs, share):
     """What a step leaves behind would fill the memory of the next one, were it not freed."""
     one, three = programs
     budget = int(share * live_bytes(one))
-    for memory in (Memory(), Memory(drops_again=True)):
+    for memory in (Memory(), Memory(drops_recomputed=True)):
         for rule in ("dtr_eq", "lru", "msps"):
             once, thrice = (simulate(p, budget=budget, evictor=rule, memory=memory) for p in (one, three))
             assert (rule, once.ok) == (rule, thrice.ok)

@@ -1,8 +1,8 @@
 """Rules of eviction side by side, over shares of a step's memory, with what a static plan costs at the same budgets.
 
-A rule that runs brings back single values whenever it wants; a static plan computes stages again, once, and pays for
-what keeps the compiler from undoing it. What a rule has done can be made a plan too, which is `frozen`: there rule and
-optimum are predicted by the same model.
+An evictor recomputes single values at any time; a static plan recomputes each stage once, and pays for the barriers
+that keep XLA from eliminating the recomputation. With `frozen`, the decisions of an evictor also become a plan, so that
+one model predicts both.
 
 Read after `unrolled_training`.
 """
@@ -25,7 +25,7 @@ from jaxckpt.machine import Target
 from jaxckpt.solve import OptimalSolver, Problem
 
 OPTIMUM = "static optimum"
-"""The name of the fourth line."""
+"""Name of the rows of the static optimum."""
 FROZEN = "{} as a plan"
 """The name of a rule's line where its decisions are a plan."""
 

@@ -75,7 +75,9 @@ class TrainingOptions:
         found = {}
         for name in self.evictors:
             rule = rule_as_run(name)
-            memory = MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_again=True)
+            memory = (
+                MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_recomputed=True)
+            )
             found[name] = RunOptions(evictor=rule, memory=memory, limit=self.limit)
         return found
 

@@ -4,8 +4,8 @@ JAX compiles a primitive once for each kind of operands and keeps it; so does `O
 where an operand's memory is given to the result, and for `shard_map`.
 
 The first run of a kind of operation compiles it, so it is the second one that is measured. The least that was measured
-counts, for what else the machine does only adds to it. Where that is hardly more than the way through Python, the cost
-model says the price.
+counts, for what else the machine does only adds to it. Below `_SHORTEST_S` dispatch dominates a measurement, so that
+the price is the smaller of the measurement and the model.
 """
 
 import time
@@ -113,8 +113,8 @@ class OpCosts:
         modelled_s = eager_seconds(graph, self._rates, views=views)
         return [self._measured_s.get(key, price) for key, price in zip(keys, modelled_s, strict=True)]
 
-    def measured(self, key: str, seconds: float, *, otherwise: float) -> float:
-        """The price of a kind of operation that has just taken so long; `otherwise` where that tells nothing."""
+    def record(self, key: str, seconds: float, *, otherwise: float) -> float:
+        """Price of a kind of operation after a run of these seconds; `otherwise` after the first, which compiles."""
         if key not in self._seen:
             self._seen.add(key)
             return otherwise

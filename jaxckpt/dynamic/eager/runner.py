@@ -90,7 +90,7 @@ class EagerRun(Shown):
                 f"{counters.evictor} ({counters.mode}), {budget}: {format_bytes(self.peak_bytes)} at the peak, "
                 f"{format_bytes(self.unlimited_bytes)} without a budget",
                 f"  ops          {counters.base_operations + self.recomputations} = {counters.base_operations} +"
-                f" {self.recomputations} again",
+                f" {self.recomputations} recomputed",
                 f"  evictions    {self.evictions} forced, {counters.eager_evictions} at a release",
                 f"  seconds      {format_seconds(counters.run_s)}, of these {format_seconds(self.compute_s)} in ops, "
                 f"{format_seconds(counters.search_s)} in searches; tracing {format_seconds(self.trace_s)}",
@@ -195,7 +195,7 @@ class Runner:
             if self._measure and number < len(calls) and online.status is None:
                 key = prepared.operations[number].key
                 price = calls[number].price
-                online.reprice(number, self._prices.measured(key, last_s, otherwise=price) if price else 0.0)
+                online.reprice(number, self._prices.record(key, last_s, otherwise=price) if price else 0.0)
             if time.perf_counter() - said > _SAY_S:
                 said = time.perf_counter()
                 self._say(f"op {number} of {len(calls)}, {format_bytes(arrays.live_bytes)} in memory")

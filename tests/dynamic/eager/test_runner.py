@@ -279,7 +279,7 @@ def test_progress_is_said():
 
 def test_a_run_shows_itself():
     ran = jaxckpt.dynamic.run(chain(), W, X, budget=0.6, evictor="dtr_eq")
-    assert f"{ran.recomputations} again" in str(ran)
+    assert f"{ran.recomputations} recomputed" in str(ran)
     assert "forced" in ran._repr_html_()
 
 
