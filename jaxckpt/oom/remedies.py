@@ -142,7 +142,7 @@ def _unknown(data: OutOfMemory) -> str:
     if data.requested_bytes is None or data.available_bytes is None:
         return "The message does not say how much memory there was."
     return (
-        f"{format_bytes(data.requested_bytes)} were asked for, and {format_bytes(data.available_bytes)} were free. The"
+        f"{format_bytes(data.requested_bytes)} were requested, and {format_bytes(data.available_bytes)} were free. The"
         " message does not say how much the program takes."
     )
 
@@ -238,7 +238,8 @@ def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
     if short is not None and 0 < short <= gain and (data.need_bytes or 0) <= limit + gain:
         yield Remedy(
             title="a larger share of the device",
-            how=f"{known} share of {_LARGER_FRACTION:.0%} gives so much more, and {format_bytes(short)} lacked.",
+            how=f"{known} share of {_LARGER_FRACTION:.0%} adds {format_bytes(gain)}; the request was short by"
+            f" {format_bytes(short)}.",
             saves_bytes=gain,
             command=f"XLA_PYTHON_CLIENT_MEM_FRACTION={_LARGER_FRACTION}",
         )
@@ -325,8 +326,8 @@ def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
         others = _sum(buffers) - max(buffer.size_bytes or 0 for buffer in buffers)
         yield Remedy(
             title="recompute inside the scan",
-            how=f"{_count(buffers)} such as {described(buffers[0])} hold one slice for each of {layers} steps of a"
-            " loop: jax.checkpoint around the body keeps the carry alone.",
+            how=f"{_count(buffers)} such as {described(buffers[0])} hold one slice for each of {layers} iterations of"
+            " a loop: jax.checkpoint around the body keeps the carry alone.",
             saves_bytes=others - others // layers,
             is_bound_below=True,
         )

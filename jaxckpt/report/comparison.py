@@ -131,7 +131,7 @@ def _bytes_of(lines: Sequence[ScopeFigures], figure: Callable[[ScopeMemory], int
 
 def _scope_row(sizes: tuple[int, ...], group: Layers[ScopeFigures]) -> tuple[str, ...]:
     changes = (signed_bytes(size - sizes[0], zero="0 B") for size in sizes[1:])
-    return group.scope or "whole step", layer_ranges(sorted(group.layers)), *map(format_bytes, sizes), *changes
+    return group.scope or "full step", layer_ranges(sorted(group.layers)), *map(format_bytes, sizes), *changes
 
 
 def _depth(scope: str) -> int:

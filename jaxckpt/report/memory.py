@@ -91,7 +91,7 @@ def _peak(memory: MemoryMap) -> Section:
         _buffer_cells,
         scope=lambda b: b.scope,
         alike=lambda b: (b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, b.source),
-        title="Alive there",
+        title="Alive at the peak",
         shown=_BUFFER_ROWS,
         rest=more_kinds,
     )
@@ -153,7 +153,7 @@ _SCOPE_HEADINGS = columns(
 
 def _scopes(memory: MemoryMap, depth: int | None) -> Section:
     total, *scopes = memory.scopes(depth)
-    folded = [_scope_row((total,), "whole step", "")]
+    folded = [_scope_row((total,), "full step", "")]
     groups = fold_layers(scopes, scope=lambda row: row.scope, alike=lambda _: None)
     by_size = sorted(groups, key=lambda group: -sum(row.held_bytes + row.peak_bytes for row in group.items))
     folded += [_scope_row(group.items, group.scope, layer_ranges(sorted(group.layers))) for group in by_size]

@@ -43,11 +43,11 @@ def _title(data: OutOfMemory) -> str:
 
 
 def _sum_rows(data: OutOfMemory) -> Iterator[tuple[str, str]]:
-    yield "asked for", _size(data.requested_bytes)
-    yield "could be had", _size(data.available_bytes)
+    yield "requested", _size(data.requested_bytes)
+    yield "available", _size(data.available_bytes)
     short = data.shortfall_bytes
     if short is not None:
-        yield "lacked", format_bytes(short) if short > 0 else "nothing in total"
+        yield "short by", format_bytes(short) if short > 0 else "nothing in total"
     figures = data.figures
     for words, size in (
         ("limit", data.limit_bytes),

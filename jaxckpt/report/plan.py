@@ -149,8 +149,8 @@ def explanation_report(explanation: Explanation) -> Section:
     )
     totals = (
         f"Predicted total {format_bytes(explanation.predicted_bytes)}, with everything saved"
-        f" {format_bytes(explanation.unplanned_bytes)}; {format_seconds(explanation.recompute_s)} of work runs again."
-        " Nothing was compiled."
+        f" {format_bytes(explanation.unplanned_bytes)}; {format_seconds(explanation.recompute_s)} of work is"
+        " recomputed. Nothing was compiled."
     )
     title = f'{explanation.step} under "{explanation.policy}"'
     regions = (_regions(explanation.regions),) if explanation.regions else ()

@@ -122,7 +122,7 @@ def test_causes_are_distinguished(name):
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_form_has_a_report(name):
     text = render_text(oom_report(read_out_of_memory(TEXTS[name])), width=160)
-    assert "asked for" in text and "Why" in text
+    assert "requested" in text and "Why" in text
 
 
 def test_figures_of_a_gpu_are_those_of_its_table():

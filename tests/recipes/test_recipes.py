@@ -117,7 +117,7 @@ def test_ci_recipe_passes_and_fails_where_the_step_changed(tmp_path):
 
 def test_post_mortem_names_the_request_and_finds_a_plan(tmp_path):
     output = run("out_of_memory", tmp_path)
-    assert re.search(r"asked for\s+[\d.,]+ [GT]iB", output)
+    assert re.search(r"requested\s+[\d.,]+ [GT]iB", output)
     ((total_bytes, limit_bytes),) = totals(output)
     assert total_bytes <= limit_bytes == budget_bytes("100GiB")
 

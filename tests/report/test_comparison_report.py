@@ -30,7 +30,7 @@ def test_totals_stand_side_by_side_with_their_difference():
 def test_scopes_that_differ_are_shown_and_the_others_counted():
     lines = said(comparison())
     assert ["GPT/block_*", "0-2", "3 MiB", "0 B", "-3 MiB"] in lines
-    assert ["whole step", "7 MiB", "4 MiB", "-3 MiB"] in lines
+    assert ["full step", "7 MiB", "4 MiB", "-3 MiB"] in lines
     assert ["1 scopes take the same in all versions."] in lines
 
 

@@ -64,7 +64,7 @@ def test_scopes_show_what_they_hold_and_equal_layers_are_one_row():
     lines = said(made_footprint(memory_map()))
     held = ["1 MiB", "3 MiB", "3 MiB", "1 MiB", "3", "3 MiB"]
     assert ["GPT/block_*", "0-2", *held] in lines
-    assert ["whole step", "7 MiB", "7 MiB", "7 MiB", "7 MiB", "5", "6 MiB"] in lines
+    assert ["full step", "7 MiB", "7 MiB", "7 MiB", "7 MiB", "5", "6 MiB"] in lines
 
 
 def test_what_is_recomputed_is_a_share_of_the_arithmetic():
