@@ -30,6 +30,7 @@ class Probe:
     """One kind of kernel at one size.
 
     Attributes:
+      what: Kind of kernel: a key of the results.
       detail: Type and size.
       unit: Of `work`: "FLOP/s" for FLOPs, "bytes/s" for bytes, "s" where links are counted.
       work: Of one link.
@@ -79,7 +80,7 @@ class Speeds:
 
 
 def random_array(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
-    """Numbers that are not zero: a short stretch of random ones repeated, which no kernel can tell."""
+    """Array of at most 2**20 random numbers, repeated: fast to make, and kernels take the same time."""
     some = np.random.default_rng(0).standard_normal(min(int(np.prod(shape)), 2**20), np.float32) * scale
     return jnp.asarray(np.resize(some, shape), dtype)
 

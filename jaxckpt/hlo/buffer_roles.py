@@ -12,6 +12,8 @@ from jaxckpt.hlo.program import COLLECTIVES, HloProgram, ValueId
 from jaxckpt.hlo.schema import HOST_SPACE, Message, element_count
 
 _BEFORE_UPDATE = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
+_LOGITS_WIDENING = 4
+"""The last product of the forward pass makes logits if its result has at least so many times its operand's elements."""
 _ROLES = {Use.CONSTANT: Role.CONSTANT, Use.OUTPUT: Role.OUTPUT}
 
 
@@ -78,7 +80,7 @@ def logits_elements(program: HloProgram, provenances: Provenances) -> frozenset[
         product = _product_elements(program, id_) if provenances.of(id_).part is Part.FORWARD else None
         if product is not None:
             result, operand = product
-            widens = result >= 4 * operand
+            widens = result >= _LOGITS_WIDENING * operand
             return frozenset({result}) if widens and _reads_parameter(program, id_) else frozenset()
     return frozenset()
 

@@ -58,7 +58,8 @@ class Role(enum.StrEnum):
     ACTIVATION = enum.auto()
     """Made by the forward pass, or by doing it again, and read there only."""
     LOGITS = enum.auto()
-    """As large as what the widest product of the forward pass makes, and around it: logits, their gradient."""
+    """As many elements as the last product of the forward pass, if it widens its operand at least fourfold: logits,
+    their gradient."""
     COTANGENT = enum.auto()
     """Made by the backward pass and read there only: the gradient of an activation."""
     GRADIENT = enum.auto()

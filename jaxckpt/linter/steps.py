@@ -15,6 +15,9 @@ from jaxckpt.solve import solve_full, unaliased_output_bytes
 
 _LOGITS_SHARE = 0.4
 """Logits and their gradient dominate where they take this share of the temporaries under full recomputation."""
+_HEAD_WIDENING = 2
+"""A head's result has at least so many times the bytes of its activation. XLA's roles ask for four times the elements
+(`jaxckpt.hlo.buffer_roles`); two suffice here, since `_LOGITS_SHARE` has to be reached as well."""
 _DONATION_SHARE = 0.05
 _GATHERS = frozenset({"all_gather", "all_gather_invariant", "reshard", "sharding_constraint", "mesh_cast"})
 _REMATTED = re.compile(r"\bCheckpoint([A-Z]\w*_\d+)\b")
@@ -133,14 +136,14 @@ def _recomputed_ops(graph: Graph, plan: GraphPlan) -> list[Op]:
 
 
 def _head(graph: Graph) -> Op | None:
-    """The last product of the forward pass, if its result is at least twice as large as its largest activation."""
+    """The last product of the forward pass, if it widens its largest activation by `_HEAD_WIDENING`."""
     products = [op for op in graph.ops if op.phase is Phase.FORWARD and op.kind is Kind.CONTRACTION]
     if not products or len(products[-1].writes) != 1 or len(products[-1].reads) != 2:
         return None
     head = products[-1]
     activation_bytes = [graph.values[v].size_bytes for v in head.reads if graph.producer[v] is not None]
     logits_bytes = graph.values[head.writes[0]].size_bytes
-    return head if logits_bytes >= 2 * max(activation_bytes, default=0) else None
+    return head if logits_bytes >= _HEAD_WIDENING * max(activation_bytes, default=0) else None
 
 
 def _undonated_updates(graph: Graph) -> Iterator[int]:

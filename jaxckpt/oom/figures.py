@@ -80,9 +80,9 @@ _REMAT = re.compile(
 
 
 def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The first figure of each field of `Figures` and of the allocator's fields of `OutOfMemory`.
+    """First figure of each field of `Figures` and of the allocator's fields of `OutOfMemory`.
 
-    And in words the rows of the program without a size ("argument: unknown size").
+    And, in words, the fields whose size could not be read ("argument: unknown size").
     """
     found: dict[str, int] = {}
     unread: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Pictures of where the bytes are: a memory map as PNG, SVG, PDF or an interactive page, several maps as one page.
 
 Read in this order: `groups` (what a layer is, and its colour), `layout` (from a map to rectangles and curves), then
-`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read.
+`figure` and `page`, which draw what `layout` placed. A footprint without a memory map cannot be drawn.
 """
 
 from pathlib import Path

@@ -31,9 +31,9 @@ _FOLDED_PIXELS = 8
 class Rectangle:
     """One buffer, or several thin ones, the largest first: kernels `[start, stop)`, addresses from low to high.
 
-    Temporary allocations stand on one another. `layer`, `role`, `part` and `line` are indices among
-    `Picture.groups`, the same for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's
-    height where several were folded; `peak_bytes` those that are alive at the peak.
+    Temporary allocations are placed end to end in one address space. `layer`, `role`, `part` and `line` are indices
+    among `Picture.groups`, the same for all members. `size_bytes` adds up the members' sizes, which is not the
+    rectangle's height where several were folded; `peak_bytes` those that are alive at the peak.
     """
 
     start: int
