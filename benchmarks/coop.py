@@ -41,8 +41,8 @@ from jaxckpt.dynamic import (
     TrainingOptions,
     compare_evictors,
     evictions_report,
-    live_bytes,
     simulate,
+    unlimited_bytes,
 )
 from jaxckpt.dynamic.compare.evictor_comparison import OPTIMUM
 from jaxckpt.dynamic.compare.unrolled_training import trained_step
@@ -89,7 +89,7 @@ def cost_density(program: Program) -> float:
 
 def ablation_rows(program: Program) -> dict[str, Any]:
     """The figures that are kept of each ablation of a program."""
-    budgets, found = [int(ratio * live_bytes(program)) for ratio in ABLATED_RATIOS], {}
+    budgets, found = [int(ratio * unlimited_bytes(program)) for ratio in ABLATED_RATIOS], {}
     for name, options in ABLATIONS.items():
         runs = simulate(program, budget=budgets, options=options, processes=1)
         kept = ("ok", "overhead", "free_share", "search_s")
@@ -119,6 +119,12 @@ def measured(name: str, basis: str, target: str, optimum: bool, frozen: bool) ->
         donate_argnums=made.donate_argnums,
     )
     return dataclasses.replace(found, step=name), time.perf_counter() - begin
+
+
+def record(found: Evictions) -> dict[str, Any]:
+    """What is kept of a network, by the keys of `results/coop-*`."""
+    kept = dataclasses.asdict(found)
+    return {"whole_bytes" if name == "unlimited_bytes" else name: figure for name, figure in kept.items()}
 
 
 def main() -> None:
@@ -157,7 +163,7 @@ def main() -> None:
                 done[name] = future.result()
                 print(render_text(evictions_report(done[name][0])), f"{done[name][1]:.0f} s", flush=True)
         total_s = time.perf_counter() - begin
-        rows = {name: {**dataclasses.asdict(done[name][0]), "seconds": done[name][1]} for name in chosen.networks}
+        rows = {name: {**record(done[name][0]), "seconds": done[name][1]} for name in chosen.networks}
         file = "coop-plans" if chosen.frozen else f"coop-{basis}{suffix}"
         for name, kept in read(file)["networks"].items() if chosen.rules and not suffix else ():
             rows[name]["rows"] += tuple(row for row in kept["rows"] if row["evictor"] == OPTIMUM)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import keep, read
-from jaxckpt.dynamic import Program, TrainingOptions, live_bytes, min_budget, read_log, simulate
+from jaxckpt.dynamic import Program, TrainingOptions, min_budget, read_log, simulate, unlimited_bytes
 
 RATIOS = tuple(i / 10 for i in range(1, 11))
 HEURISTICS = {
@@ -42,9 +42,9 @@ WITHIN = 5e-4
 """Figures of three decimals are equal."""
 
 
-def ours(program: Program, rule: str, whole_bytes: int) -> list[float | str]:
+def ours(program: Program, rule: str, most_bytes: int) -> list[float | str]:
     """Multiples of the time without eviction at all shares, by bytes."""
-    budgets = [int(ratio * whole_bytes) for ratio in RATIOS]
+    budgets = [int(ratio * most_bytes) for ratio in RATIOS]
     runs = simulate(program, budget=budgets, evictor=rule, limit=LIMIT - 1, processes=1)
     return [run.overhead if run.ok else str(run.status) for run in runs]
 
@@ -56,7 +56,7 @@ def simrds(log: Path) -> dict[str, Any]:
         run = parse.parse_file(lines, start=True).get_closure()
     plain = runtime.RuntimeV1(math.inf, heuristic.Heuristic(), stats=False, trace=False)
     run(plain)
-    base, whole_bytes = (plain.telemetry.summary[name] for name in ("model_compute", "max_memory"))
+    base, most_bytes = (plain.telemetry.summary[name] for name in ("model_compute", "max_memory"))
     rows: dict[str, list[float | str | None]] = {}
     for rule, name in HEURISTICS.items():
         begin, found = time.perf_counter(), []
@@ -64,7 +64,7 @@ def simrds(log: Path) -> dict[str, Any]:
             if time.perf_counter() - begin > PATIENCE_S:
                 found.append(None)
                 continue
-            made, limit, budget = getattr(heuristic, name)(), base * (LIMIT - 1), int(ratio * whole_bytes)
+            made, limit, budget = getattr(heuristic, name)(), base * (LIMIT - 1), int(ratio * most_bytes)
             one = runtime.RuntimeV2EagerOptimized(budget, made, remat_limit=limit, trace=False, stats=False)
             try:
                 run(one)
@@ -74,20 +74,20 @@ def simrds(log: Path) -> dict[str, Any]:
             except runtime.RematExceededError:
                 found.append("thrash")
         rows[rule] = found[::-1]
-    return {"whole_bytes": whole_bytes, "rows": rows}
+    return {"whole_bytes": most_bytes, "rows": rows}
 
 
 def memories(program: Program) -> dict[str, Any]:
     """Rules in one block of memory: multiples of the time and fragmentation at all shares, and the least budget."""
-    whole_bytes, found = live_bytes(program), {}
+    most_bytes, found = unlimited_bytes(program), {}
     for name, options in TrainingOptions(evictors=RULES, limit=LIMIT - 1).runs().items():
-        budgets = [int(ratio * whole_bytes) for ratio in RATIOS]
+        budgets = [int(ratio * most_bytes) for ratio in RATIOS]
         runs = simulate(program, budget=budgets, options=options, processes=1)
-        least = min_budget(program, options=options, unit_bytes=-(-whole_bytes // 1000))
+        least = min_budget(program, options=options, unit_bytes=-(-most_bytes // 1000))
         found[name] = {
             "overhead": [run.overhead if run.ok else str(run.status) for run in runs],
             "free_share": [run.free_share for run in runs],
-            "least_ratio": least / whole_bytes,
+            "least_ratio": least / most_bytes,
         }
     return found
 
@@ -110,7 +110,7 @@ def replayed(log: Path, simrd: dict[str, Any]) -> dict[str, Any]:
         print(f"{log.name}: {rule}, {sum(same)} of {len(same)} cells are equal", flush=True)
     return {
         "calls": len(program.calls),
-        "whole_bytes": live_bytes(program),
+        "whole_bytes": unlimited_bytes(program),
         "simrd": simrd,
         "ours": rows,
         "memories": memories(program),

@@ -10,7 +10,6 @@ TWICE: dict[str, str] = {}
 """Class names that two files define, with the reason. The list may only become shorter."""
 
 BANNED = {
-    "dynamic/compare/evictor_comparison.py: whole_bytes": "a public field of results",
     "machine/calibration_file.py: alone": "the former name of a public method, which warns",
 }
 """Identifiers with a word of the old dialect, with the reason. The list may only become shorter."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         TrainingOptions as TrainingOptions,
         address_maps as address_maps,
         compare_evictors as compare_evictors,
-        eager_report as eager_report,
         evictions_report as evictions_report,
         simulation_report as simulation_report,
         stepper as stepper,
@@ -89,16 +88,16 @@ if TYPE_CHECKING:
     )
     from jaxckpt.dynamic.simulator import (
         RunOptions as RunOptions,
-        live_bytes as live_bytes,
         min_budget as min_budget,
         simulate as simulate,
+        unlimited_bytes as unlimited_bytes,
     )
     from jaxckpt.dynamic.state import Task as Task
 
 _NAMES = {
     "addresses": "AddressMap Refusal Residence address_map",
     "compare": "EvictionOptions EvictionRow Evictions TrainingOptions address_maps compare_evictors"
-    " eager_report evictions_report simulation_report stepper stepper_page",
+    " evictions_report simulation_report stepper stepper_page",
     "eager": "EagerRun Runner ScopeSeconds run timed_scopes",
     "evictors": "EVICTORS Cost Evictor Search Size Staleness UnknownEvictorError ablations evictor sampled",
     "from_graph": "eager_seconds program_from_graph",
@@ -110,7 +109,7 @@ _NAMES = {
     "pool": "Pool PoolError",
     "program": "Call Program ProgramError Tensor unit_chain",
     "simulation": "Event EventKind Simulation Status",
-    "simulator": "RunOptions live_bytes min_budget simulate",
+    "simulator": "RunOptions min_budget simulate unlimited_bytes",
     "state": "Task",
 }
 """The public names of each module, which is loaded when one of them is first used; type checkers read the imports."""

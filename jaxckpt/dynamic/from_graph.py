@@ -44,7 +44,7 @@ def program_from_graph(
       >>> program = dynamic.program_from_graph(graph)
       >>> len(program.calls) == len(graph.ops)
       True
-      >>> dynamic.min_budget(program, evictor="dtr") < dynamic.live_bytes(program)
+      >>> dynamic.min_budget(program, evictor="dtr") < dynamic.unlimited_bytes(program)
       True
     """
     one, ids = write_graph(graph, prices=prices, views=views)

@@ -59,11 +59,6 @@ class Online:
         """How it ended; None before."""
         return STATUS.get(int(self._machine.now["status"][0]))
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes in memory now, by the program's own sizes."""
-        return int(self._machine.now["memory"][0])
-
     def reprice(self, call: int, price: float) -> None:
         """Says what the call that was just made for the first time has cost."""
         m = self._machine

@@ -126,12 +126,12 @@ def simulate(
     return tuple(found) if isinstance(budget, (list, tuple)) else found[0]
 
 
-def live_bytes(program: Program) -> int:
-    """The most bytes that are in memory at a time without a budget: what shares are shares of.
+def unlimited_bytes(program: Program) -> int:
+    """Peak of bytes in memory without a budget, of which shares of a budget are shares.
 
     Example:
       >>> from jaxckpt.dynamic import unit_chain
-      >>> live_bytes(unit_chain(16))
+      >>> unlimited_bytes(unit_chain(16))
       16
     """
     return _one(layout(program), _PLAIN).peak_bytes
@@ -211,7 +211,7 @@ def task_of(program: Program, budget: Budget, options: RunOptions) -> Task:
     size_bytes = None
     if budget is not None:
         share = budget_fraction(budget) is not None
-        size_bytes = budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
+        size_bytes = budget_bytes(budget, baseline_bytes=unlimited_bytes(program) if share else None)
     return Task(
         budget=size_bytes,
         rule=options.rule,

@@ -20,7 +20,7 @@ from jaxckpt.dynamic.kernel_program import program_of_kernels
 from jaxckpt.dynamic.memory import published_memory
 from jaxckpt.dynamic.program import Program
 from jaxckpt.dynamic.simulation import EventKind, Simulation
-from jaxckpt.dynamic.simulator import RunOptions, live_bytes, simulate
+from jaxckpt.dynamic.simulator import RunOptions, simulate, unlimited_bytes
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts
@@ -68,9 +68,9 @@ def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
     program = program_of_kernels(problem)
     rule = replace(rule_as_run(evictor), least_bytes=1)
     memory = replace(published_memory(rule.name, hints=False), small_bytes=0)
-    options, full_bytes = RunOptions(evictor=rule, memory=memory, limit=_LIMIT), live_bytes(program)
-    for share in _SHARES if full_bytes else ():
-        found = simulate(program, budget=max(1, int(share * full_bytes)), record=True, options=options)
+    options, most_bytes = RunOptions(evictor=rule, memory=memory, limit=_LIMIT), unlimited_bytes(program)
+    for share in _SHARES if most_bytes else ():
+        found = simulate(program, budget=max(1, int(share * most_bytes)), record=True, options=options)
         if found.ok:
             yield _stayed(problem, program, found)
 

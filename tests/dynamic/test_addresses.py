@@ -3,7 +3,16 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from jaxckpt.dynamic import MEMORIES, Memory, Mode, address_map, live_bytes, program_from_graph, simulate, unit_chain
+from jaxckpt.dynamic import (
+    MEMORIES,
+    Memory,
+    Mode,
+    address_map,
+    program_from_graph,
+    simulate,
+    unit_chain,
+    unlimited_bytes,
+)
 from jaxckpt.trace import trace_step
 from tests.dynamic.programs import programs
 from tests.dynamic.test_training import BATCH, DEPTH, WIDE, step
@@ -15,7 +24,7 @@ HARD = Memory(mode=Mode.HARD)
 @given(programs(donated=True, once=True), st.sampled_from(["dtr_eq", "lru", "coop", "coop_by_byte"]), st.floats(0.5, 1))
 def test_values_never_overlap_and_what_a_call_makes_is_there(program, rule, share):
     memory = MEMORIES.get(rule, HARD)
-    budget = max(1, int(live_bytes(program) * share))
+    budget = max(1, int(unlimited_bytes(program) * share))
     found = address_map(program, budget=budget, evictor=rule, memory=memory)
     counted = simulate(program, budget=budget, evictor=rule, memory=memory)
     assert found.simulation.operations == counted.operations == 1 + len(found.calls)

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from jaxckpt.dynamic import Status, live_bytes, simulate, unit_chain
+from jaxckpt.dynamic import Status, simulate, unit_chain, unlimited_bytes
 from tests.dynamic.oracle import OutOfMemory, Reference
 from tests.dynamic.programs import programs
 
@@ -50,7 +50,7 @@ def test_without_releases_the_chain_costs_more():
 @settings(max_examples=300)
 @given(programs(), st.sampled_from(["dtr_eq", "msps", "local", "lru", "size"]), st.floats(0.4, 0.95))
 def test_the_engine_does_what_the_book_says(program, rule, share):
-    budget = max(1, int(live_bytes(program) * share))
+    budget = max(1, int(unlimited_bytes(program) * share))
     reference = Reference(program, budget, rule)
     found = simulate(program, budget=budget, evictor=rule)
     try:
@@ -68,7 +68,7 @@ def test_the_engine_does_what_the_book_says(program, rule, share):
 @settings(max_examples=200)
 @given(programs(multiple=False), st.floats(0.4, 0.95))
 def test_exact_neighbourhoods_are_those_of_the_book(program, share):
-    budget = max(1, int(live_bytes(program) * share))
+    budget = max(1, int(unlimited_bytes(program) * share))
     reference = Reference(program, budget, "dtr")
     found = simulate(program, budget=budget, evictor="dtr")
     try:

@@ -4,13 +4,13 @@ import math
 
 from hypothesis import given, settings, strategies as st
 
-from jaxckpt.dynamic import EventKind, Memory, Online, Task, evictor, live_bytes, simulate, unit_chain
+from jaxckpt.dynamic import EventKind, Memory, Online, Task, evictor, simulate, unit_chain, unlimited_bytes
 from tests.dynamic.programs import programs
 
 
 def task(program, share, rule="dtr_eq", **changes):
     facts = {
-        "budget": max(1, int(live_bytes(program) * share)),
+        "budget": max(1, int(unlimited_bytes(program) * share)),
         "rule": evictor(rule),
         "memory": Memory(),
         "limit": math.inf,

@@ -27,10 +27,10 @@ from jaxckpt.dynamic import (
     UnknownEvictorError,
     ablations,
     evictor,
-    live_bytes,
     sampled,
     simulate,
     unit_chain,
+    unlimited_bytes,
 )
 from jaxckpt.dynamic.engine import advance
 from jaxckpt.dynamic.program import Constant, Keep, Release, RunCall
@@ -63,7 +63,7 @@ def runs_of(found):
 def test_every_rule_in_every_memory_keeps_its_promises(rule, data, program, share):
     modes = [mode for mode in Mode if rule.search is not Search.WINDOW or mode in WINDOWS]
     memory = data.draw(memories(data.draw(st.sampled_from(modes))))
-    budget = max(1, int(live_bytes(program) * share))
+    budget = max(1, int(unlimited_bytes(program) * share))
     found = simulate(program, budget=budget, evictor=rule, memory=memory, record=True)
     assert replace(found, run_s=0, search_s=0) == replace(
         simulate(program, budget=budget, evictor=rule, memory=memory, record=True), run_s=0, search_s=0

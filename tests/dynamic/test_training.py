@@ -7,11 +7,11 @@ import pytest
 from jaxckpt.dynamic import (
     Memory,
     Mode,
-    live_bytes,
     program_from_graph,
     program_of_kernels,
     simulate,
     training_of_kernels,
+    unlimited_bytes,
 )
 from jaxckpt.dynamic.from_graph import state_of
 from jaxckpt.dynamic.program import Constant, Keep, Release
@@ -66,12 +66,12 @@ def test_three_steps_triple_the_calls_over_the_same_constants(programs):
     assert len(constants) == 2 * DEPTH + 1 and len(kept) == 2 * DEPTH + 1, "the states and the loss of the last step"
     released = [s.tensor for s in three.steps if isinstance(s, Release)]
     assert len(released) == len(set(released)), "nothing is released twice"
-    assert live_bytes(three) == live_bytes(one)
+    assert unlimited_bytes(three) == unlimited_bytes(one)
 
 
 def test_states_stay_where_they_are_in_coops_memory(programs):
     one, three = programs
-    whole = live_bytes(one)
+    whole = unlimited_bytes(one)
     first, all_of_them = (simulate(p, budget=whole, evictor="coop") for p in (one, three))
     assert first.ok and all_of_them.ok and all_of_them.taken_over == 3 * first.taken_over > 0
 
@@ -80,7 +80,7 @@ def test_states_stay_where_they_are_in_coops_memory(programs):
 def test_without_addresses_what_fits_once_fits_three_times(programs, share):
     """What a step leaves behind would fill the memory of the next one, were it not freed."""
     one, three = programs
-    budget = int(share * live_bytes(one))
+    budget = int(share * unlimited_bytes(one))
     for memory in (Memory(), Memory(drops_recomputed=True)):
         for rule in ("dtr_eq", "lru", "msps"):
             once, thrice = (simulate(p, budget=budget, evictor=rule, memory=memory) for p in (one, three))
@@ -91,7 +91,7 @@ def test_without_addresses_what_fits_once_fits_three_times(programs, share):
 def test_in_coops_memory_too(programs):
     one, three = programs
     for share in (0.6, 0.75):
-        once, thrice = (simulate(p, budget=int(share * live_bytes(one)), evictor="coop") for p in (one, three))
+        once, thrice = (simulate(p, budget=int(share * unlimited_bytes(one)), evictor="coop") for p in (one, three))
         assert once.ok and thrice.ok and thrice.overhead <= 1.1 * once.overhead
 
 

@@ -12,7 +12,6 @@ from jaxckpt.dynamic.compare.evictor_comparison import (
 )
 from jaxckpt.dynamic.compare.page import stepper as stepper, stepper_page as stepper_page
 from jaxckpt.dynamic.compare.report import (
-    eager_report as eager_report,
     evictions_report as evictions_report,
     simulation_report as simulation_report,
 )

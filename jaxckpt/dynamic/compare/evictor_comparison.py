@@ -18,7 +18,7 @@ from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt.dynamic.compare.unrolled_training import TrainingKeywords, TrainingOptions, trained_step
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulator import RunOptions, live_bytes, simulate
+from jaxckpt.dynamic.simulator import RunOptions, simulate, unlimited_bytes
 from jaxckpt.dynamic.strategies import sweep_evicted
 from jaxckpt.ir import GraphPlan
 from jaxckpt.machine import Target
@@ -59,11 +59,6 @@ class EvictionOptions(TrainingOptions):
     optimum: bool = True
     frozen: bool = False
     processes: int = 1
-
-    @property
-    def by_kernels(self) -> bool:
-        """True if a call is a kernel, as plans are made of."""
-        return self.basis == "kernels"
 
 
 _DEFAULT = EvictionOptions()
@@ -131,7 +126,7 @@ class Evictions(Shown):
       basis: "kernels" or "eager".
       steps: Training steps that the rules go through, one after the other.
       calls: Kernels, or ops, of one step.
-      whole_bytes: The memory without a budget, arguments included: what ratios are of.
+      unlimited_bytes: The memory without a budget, arguments included: what ratios are of.
       argument_bytes: Of these the arguments.
       rows: By rule, then by ratio.
 
@@ -141,7 +136,7 @@ class Evictions(Shown):
       >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
       >>> args = jnp.eye(8), jnp.ones((64, 8))
       >>> found = dynamic.compare_evictors(step, *args, evictors=["dtr"], ratios=[1.0], optimum=False)
-      >>> found.rules, found.steps, found.rows[0].budget_bytes == found.whole_bytes
+      >>> found.rules, found.steps, found.rows[0].budget_bytes == found.unlimited_bytes
       (('dtr',), 3, True)
     """
 
@@ -152,7 +147,7 @@ class Evictions(Shown):
     basis: str
     steps: int
     calls: int
-    whole_bytes: int
+    unlimited_bytes: int
     argument_bytes: int
     rows: tuple[EvictionRow, ...]
 
@@ -214,8 +209,8 @@ def compare_evictors(
     say("tracing the step")
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     step_name, problem, program = trained_step(called, options)
-    whole_bytes, calls = live_bytes(program), f"{len(program.calls)} {'kernels' if options.by_kernels else 'ops'}"
-    budgets = [(ratio, max(1, int(ratio * whole_bytes))) for ratio in dict.fromkeys(options.ratios)]
+    most_bytes, calls = unlimited_bytes(program), f"{len(program.calls)} {'kernels' if options.by_kernels else 'ops'}"
+    budgets = [(ratio, max(1, int(ratio * most_bytes))) for ratio in dict.fromkeys(options.ratios)]
     rows: list[EvictionRow] = []
     for name, run in runs.items():
         say(f"simulating {name} over {calls}")
@@ -233,7 +228,7 @@ def compare_evictors(
         basis=options.basis,
         steps=options.steps,
         calls=len(program.calls) // options.steps,
-        whole_bytes=whole_bytes,
+        unlimited_bytes=most_bytes,
         argument_bytes=problem.graph.argument_bytes,
         rows=tuple(rows),
     )

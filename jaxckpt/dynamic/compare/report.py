@@ -33,7 +33,7 @@ def evictions_report(evictions: Evictions) -> Section:
     unit = "kernels" if found.basis == "kernels" else "ops, each a kernel of its own"
     parts = (
         Text(
-            text=f"{found.calls} {unit}; without a budget {format_bytes(found.whole_bytes)}, of these arguments "
+            text=f"{found.calls} {unit}; without a budget {format_bytes(found.unlimited_bytes)}, of these arguments "
             f"{format_bytes(found.argument_bytes)}. Simulated over {found.steps} training steps in one block of memory "
             "with addresses; nothing was run."
         ),
@@ -109,7 +109,3 @@ def simulation_report(run: Simulation | EagerRun) -> Section:
     """
     title, *lines = str(run).splitlines()
     return Section(title=title, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
-
-
-eager_report = simulation_report
-"""The report of a run on real arrays, which has the same figures as a simulation."""

@@ -20,7 +20,7 @@ from jaxckpt.dynamic.from_graph import eager_seconds, program_from_graph
 from jaxckpt.dynamic.kernel_program import training_of_kernels
 from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulator import RunOptions, live_bytes
+from jaxckpt.dynamic.simulator import RunOptions, unlimited_bytes
 from jaxckpt.machine import Target
 from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step
@@ -70,6 +70,11 @@ class TrainingOptions:
                 advice='basis="kernels"',
             )
 
+    @property
+    def by_kernels(self) -> bool:
+        """True if a call is a kernel, as plans are made of."""
+        return self.basis == "kernels"
+
     def runs(self) -> dict[str, RunOptions]:
         """How each rule is run: in one hard block with addresses, laid out as it was published."""
         found = {}
@@ -99,7 +104,7 @@ def trained_step(step: Step, options: TrainingOptions) -> tuple[str, Problem, Pr
     """Traces a step: its name, one step of it as a problem, and all training steps as a program."""
     traced = trace_step(step.function, *step.args, kwargs=step.kwargs, **step.argnums)
     problem = Problem(graph=traced.graph, rates=Target(options.target).rates)
-    if options.basis == "kernels":
+    if options.by_kernels:
         return traced.name, problem, training_of_kernels(problem, steps=options.steps)
     prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
     return traced.name, problem, program_from_graph(traced.graph, prices=prices_ns, steps=options.steps)
@@ -132,5 +137,5 @@ def address_maps(
     runs = options.runs()
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     _, _, program = trained_step(called, options)
-    budget = max(1, int(ratio * live_bytes(program)))
+    budget = max(1, int(ratio * unlimited_bytes(program)))
     return {name: address_map(program, budget=budget, options=run) for name, run in runs.items()}

@@ -25,7 +25,7 @@ from jaxckpt.dynamic.eager.program import Prepared, prepare
 from jaxckpt.dynamic.memory import published_memory
 from jaxckpt.dynamic.online import Online
 from jaxckpt.dynamic.simulation import Simulation, Status
-from jaxckpt.dynamic.simulator import AS_PUBLISHED, RunKeywords, RunOptions, live_bytes, task_of
+from jaxckpt.dynamic.simulator import AS_PUBLISHED, RunKeywords, RunOptions, task_of, unlimited_bytes
 from jaxckpt.ir import Graph
 from jaxckpt.machine import Target
 from jaxckpt.trace import trace_call
@@ -59,7 +59,7 @@ class EagerRun(Shown):
       ((8, 8), True)
     """
 
-    _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:eager_report"
+    _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:simulation_report"
 
     outputs: Any = field(repr=False)
     counters: Simulation
@@ -166,10 +166,10 @@ class Runner:
         begin = time.perf_counter()
         stage = call.trace()
         prepared = self._prepared(call, stage)
-        unlimited_bytes = live_bytes(prepared.program)
+        most_bytes = unlimited_bytes(prepared.program)
         trace_s = time.perf_counter() - begin
         budget = self._budget
-        budget = None if budget is None else budget_bytes(budget, baseline_bytes=unlimited_bytes)
+        budget = None if budget is None else budget_bytes(budget, baseline_bytes=most_bytes)
         online = Online(prepared.program, replace(task_of(prepared.program, budget, self._options), limit=inf))
         arrays = Arrays(prepared, prepared.arrays(call.leaves), self._operations)
         compute_s = self._go_through(prepared, online, arrays)
@@ -180,7 +180,7 @@ class Runner:
             outputs=call.results(stage, _results(prepared, arrays)),
             counters=counters,
             peak_bytes=arrays.peak_bytes,
-            unlimited_bytes=unlimited_bytes,
+            unlimited_bytes=most_bytes,
             trace_s=trace_s,
             compute_s=compute_s,
         )

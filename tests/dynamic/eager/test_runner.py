@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 import jaxckpt
 from benchmarks.models import MODELS
 from jaxckpt import ArgumentError, InfeasibleBudgetError
-from jaxckpt.dynamic import EVICTORS, MEMORIES, Memory, Mode, Runner, live_bytes, program_from_graph, run, simulate
+from jaxckpt.dynamic import EVICTORS, MEMORIES, Memory, Mode, Runner, program_from_graph, run, simulate, unlimited_bytes
 from jaxckpt.dynamic.eager.operation import VIEWS
 from jaxckpt.trace import trace_step
 
@@ -120,7 +120,7 @@ def test_runs_without_measuring_decide_as_the_simulation_does():
         found = simulate(program, budget=0.6, evictor=evictor, memory=memory)
         ran = run(chain(), W, X, budget=0.6, evictor=evictor, measure=False)
         assert replace(ran.counters, run_s=0, search_s=0) == replace(found, run_s=0, search_s=0)
-        assert ran.unlimited_bytes == live_bytes(program)
+        assert ran.unlimited_bytes == unlimited_bytes(program)
         assert ran.peak_bytes <= found.peak_bytes
 
 
