@@ -160,14 +160,15 @@ def pin_descendants(m: Machine, s: int) -> None:
 
 @compiled
 def reach(m: Machine, s: int, pin: bool) -> bool:
-    """Walks from a storage down through evicted ones; True if the program may still read one of them."""
+    """Walks from a storage down through evicted ones and lost views; True if the program may still read one of them."""
     # One walk for both questions: what is pinned has to be exactly what would have been needed.
     now, depth = m.now[0], 1
     now.walk += 1
     m.walk[0] = s
     while depth:
         depth -= 1
-        here = m.storages[m.walk[depth]]
+        source = m.walk[depth]
+        here = m.storages[source]
         for i in range(here.down, here.down + here.downs):
             other = m.near[i]
             st = m.storages[other]
@@ -176,12 +177,27 @@ def reach(m: Machine, s: int, pin: bool) -> bool:
             st.mark = now.walk
             if pin:
                 pin_or_lose(m, other)
-            if st.material or is_being_made(m, other):
+            if is_being_made(m, other) or (st.material and not lacks_view(m, other, source)):
                 continue
             if not pin and (st.refs > 0 or now.dealloc == BANISH):
                 return True
             m.walk[depth] = other
             depth += 1
+    return False
+
+
+@compiled
+def lacks_view(m: Machine, s: int, source: int) -> bool:
+    """True if a storage in memory has lost a view that is computed from another storage too, `source`."""
+    st = m.storages[s]
+    for i in range(st.tensor, st.tensor + st.tensors):
+        view = m.tensors[m.tensors_of[i]]
+        if view.defined or not view.shared:
+            continue
+        call = m.calls[view.call]
+        for j in range(call.arg, call.arg + call.args):
+            if call.times and m.tensors[m.args[j]].storage == source:
+                return True
     return False
 
 

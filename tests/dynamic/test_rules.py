@@ -96,6 +96,29 @@ def check_events(program, found):
     assert {storage[step.tensor] for step in program.steps if isinstance(step, Keep)} <= there
 
 
+@pytest.mark.parametrize("rule", ["lru", "size", "local", "dtr_eq"])
+def test_what_a_lost_view_is_computed_from_stays(rule):
+    """The last call recomputes the storage of t1, and not its view t2, which is computed from t0 too."""
+    sizes = [("t0", 1, None), ("t1", 2, None), ("t2", 0, 1), ("t3", 2, None), ("t4", 4, None), ("t5", 1, None)]
+    links = [((), (0,)), ((), (1,)), ((1, 0), (2,)), ((2,), (3,)), ((), (4,)), ((1,), (5,))]
+    program = Program(
+        tensors=tuple(Tensor(name=name, size_bytes=size, view_of=base) for name, size, base in sizes),
+        calls=tuple(
+            Call(name=f"call{i}", price=1, reads=reads, writes=writes, once=not i)
+            for i, (reads, writes) in enumerate(links)
+        ),
+        steps=(
+            *(RunCall(call=call) for call in range(5)),
+            Release(tensor=4),
+            RunCall(call=5),
+            Release(tensor=0),
+            Keep(tensor=3),
+        ),
+    )
+    found = simulate(program, budget=6, evictor=rule, memory=Memory(dealloc=Dealloc.BANISH))
+    assert found.ok and found.recomputations >= 3
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_without_need_nothing_is_evicted_or_run_again(rule):
     memory = Memory(mode=Mode.HARD) if rule.search is Search.WINDOW else Memory()
