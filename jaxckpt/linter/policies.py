@@ -6,6 +6,7 @@ Read after `context`.
 import re
 from collections.abc import Iterator
 
+from jaxckpt._errors import PolicyError
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Kind, Op, Phase, Recompute, Trait
@@ -17,7 +18,7 @@ from jaxckpt.policy import Resolved
 OFFLOAD_FLOOR_BYTES = 256 * 1024
 """A smaller copy takes as long to start as to move; TPUs refuse parts of a tile altogether."""
 KERNELS = frozenset({"pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "triton_kernel_call"})
-"""Primitives of custom kernels."""
+"""Primitives of custom kernels, known by name; `_is_kernel` also takes opaque ops without FLOPs."""
 SAVE_KERNEL_RESULTS = (
     "Name what its forward rule returns for the backward (for attention the output and the log-sum-exp) and save these"
     " names together."
@@ -81,12 +82,12 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
             )
 
 
-def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
+def kernels_recomputed_by_policy(context: LintContext) -> Iterator[Diagnostic]:
     """Results of opaque kernels that no rule matches and that a default recomputes."""
     for resolved, op, value in _resolved(context):
         made = context.graph.producer[strip_views(context.graph, resolved.forward_value.id)]
         kernel = op if made is None else context.graph.ops[made]
-        if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(kernel):
+        if resolved.rule is None and isinstance(resolved.decision, Recompute) and _is_kernel(kernel):
             yield Diagnostic(
                 where=location_of_op(op),
                 text=f"{resolved.by}: {value} comes from the kernel {kernel.primitive},"
@@ -129,7 +130,7 @@ def no_memory_saved(context: LintContext) -> Iterator[Diagnostic]:
         )
 
 
-def is_kernel(op: Op) -> bool:
+def _is_kernel(op: Op) -> bool:
     """True for a custom kernel, whose body is not known."""
     if op.primitive in LOOPS or op.primitive == "cond" or op.effects:
         return False
@@ -139,7 +140,9 @@ def is_kernel(op: Op) -> bool:
 def _problems(context: LintContext) -> Iterator[tuple[str, str, str | None]]:
     """Problems of policies that do not fit the step: each with the name in it, and the primal that has the name."""
     plan = context.policy_plan
-    for problem in () if plan is context.fitting else getattr(plan, "problems", ()) or (str(plan),):
+    if not isinstance(plan, PolicyError):
+        return
+    for problem in getattr(plan, "problems", ()) or (str(plan),):
         found = _NAME.search(problem)
         name = found[1] if found else ""
         yield problem, name, primal_of_name(name) if name else None

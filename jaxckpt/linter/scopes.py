@@ -149,7 +149,7 @@ def repeated_callbacks(context: LintContext) -> Iterator[Diagnostic]:
             )
 
 
-def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
+def kernels_recomputed_by_checkpoint(context: LintContext) -> Iterator[Diagnostic]:
     """Opaque kernels that a checkpoint runs a second time."""
     for site in context.sites:
         if site.is_recomputed and site.primitive in KERNELS:

@@ -170,9 +170,8 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
     strongest = by_strength[0]
     figures, unread = figures_in(own)
     facts = figures | _merged(by_strength) | remat_in(lines[: error[0].at])
-    facts |= {
-        name: figures[name] for name in ("temp_bytes",) if name in figures
-    }  # the program's table goes before its sign
+    if "temp_bytes" in figures:  # the program's table is more exact than the line of the error
+        facts["temp_bytes"] = figures["temp_bytes"]
     of_program = {each.name: facts.pop(each.name) for each in fields(Figures) if each.name in facts}
     refused = _refused(signs, until=error[-1].at)
     return OutOfMemory(
