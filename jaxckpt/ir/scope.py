@@ -59,6 +59,16 @@ def policies_of_marks(marks: Marks) -> tuple[str, ...]:
     return tuple(dict.fromkeys(digests))
 
 
+def scope_at_depth(scope: str, depth: int) -> str:
+    """The first names of a scope, at most `depth` of them.
+
+    Example:
+      >>> scope_at_depth("GPT/block_3/attention/qkv", 2)
+      'GPT/block_3'
+    """
+    return "/".join(scope.split("/")[:depth])
+
+
 def is_recomputed(marks: Marks) -> bool:
     """True if the equation is marked as recomputed."""
     return (RECOMPUTED, False) in marks

@@ -270,7 +270,7 @@ def _padding(data: OutOfMemory) -> Iterator[Remedy]:
         worst = max(data.buffers, key=lambda buffer: buffer.padding_bytes)
         yield Remedy(
             title="axes that fill tiles",
-            how=f"TPUs pad the last two axes; most of it is in {described(worst)}. Move a long axis last, or merge"
+            how=f"TPUs pad the last two axes; most of it is in {buffer_text(worst)}. Move a long axis last, or merge"
             " short ones.",
             saves_bytes=padding,
         )
@@ -313,7 +313,7 @@ def _wide_values(data: OutOfMemory) -> Iterator[Remedy]:
         if buffers := _of_kinds(data, kind):
             yield Remedy(
                 title=title,
-                how=f"{values} by their shape: {_count(buffers)} such as {described(buffers[0])}. {advice}",
+                how=f"{values} by their shape: {_count(buffers)} such as {buffer_text(buffers[0])}. {advice}",
                 saves_bytes=_sum(buffers) * saved_chunks // _CHUNKS,
                 is_bound_below=data.platform is Platform.GPU,  # a TPU lists the largest, whenever they are alive
             )
@@ -326,7 +326,7 @@ def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
         others = _sum(buffers) - max(buffer.size_bytes or 0 for buffer in buffers)
         yield Remedy(
             title="recompute inside the scan",
-            how=f"{_count(buffers)} such as {described(buffers[0])} hold one slice for each of {layers} iterations of"
+            how=f"{_count(buffers)} such as {buffer_text(buffers[0])} hold one slice for each of {layers} iterations of"
             " a loop: jax.checkpoint around the body keeps the carry alone.",
             saves_bytes=others - others // layers,
             is_bound_below=True,
@@ -427,11 +427,11 @@ def _count(buffers: list[OomBuffer]) -> str:
     return f"{len(buffers)} listed {'buffers' if len(buffers) > 1 else 'buffer'} ({format_bytes(_sum(buffers))})"
 
 
-def described(buffer: OomBuffer) -> str:
+def buffer_text(buffer: OomBuffer) -> str:
     """Dtype, shape and place of a buffer, as far as they are known.
 
     Example:
-      >>> described(OomBuffer(dtype="float32", shape=(8, 4), scope="GPT/head", op="dot_general"))
+      >>> buffer_text(OomBuffer(dtype="float32", shape=(8, 4), scope="GPT/head", op="dot_general"))
       'float32[8,4] of GPT/head/dot_general'
     """
     shape = "" if buffer.shape is None else f"[{','.join(map(str, buffer.shape))}]"

@@ -113,8 +113,7 @@ _KINDS = {
 
 
 def _value(buffer: OomBuffer) -> str:
-    shape = "" if buffer.shape is None else f"[{','.join(map(str, buffer.shape))}]"
-    return " ".join(filter(None, (f"{buffer.dtype}{shape}", buffer.op or buffer.label.split(" ")[0])))
+    return array_text(buffer.dtype, buffer.shape, buffer.op or buffer.label.split(" ")[0])
 
 
 def _remedies(helping: tuple[Remedy, ...]) -> Table:

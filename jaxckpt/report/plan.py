@@ -12,6 +12,7 @@ from typing import Any
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.ir.layers import Layers
+from jaxckpt.ir.scope import scope_at_depth
 from jaxckpt.planner import (
     Analysis,
     Described,
@@ -294,7 +295,7 @@ def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeRes
         return list(scopes)
     groups: defaultdict[str, list[ScopeResiduals]] = defaultdict(list)
     for row in scopes:
-        groups["/".join(row.scope.split("/")[:depth])].append(row)
+        groups[scope_at_depth(row.scope, depth)].append(row)
     return [_added_up(scope, rows) for scope, rows in groups.items()]
 
 

@@ -88,9 +88,10 @@ def memory_time_scatter(x_heading: str, points: Iterable[tuple[str, int, float, 
     )
 
 
-def array_text(dtype: str, shape: Sequence[int], name: str | None = "") -> str:
-    """Short text of an array: "float32[2,3] name"."""
-    return f"{dtype}[{','.join(map(str, shape))}] {name or ''}".rstrip()
+def array_text(dtype: str, shape: Sequence[int] | None, name: str | None = "") -> str:
+    """Short text of an array: "float32[2,3] name", without brackets where the shape is not known."""
+    sizes = "" if shape is None else f"[{','.join(map(str, shape))}]"
+    return f"{dtype}{sizes} {name or ''}".strip()
 
 
 def short_source(source: str) -> str:

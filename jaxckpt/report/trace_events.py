@@ -18,6 +18,7 @@ from jaxckpt._errors import FootprintFileError
 from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Kernel, MemoryMap, Part, kernels_s
+from jaxckpt.ir.scope import scope_at_depth
 from jaxckpt.report.estimate import rates_of
 
 LIVE = "live bytes"
@@ -27,21 +28,23 @@ TOTAL = "live bytes, all layers"
 NO_SCOPE = "(no scope)"
 OTHER_SCOPES = "(other scopes)"
 
+_DEPTH = 2
+"""Names of a scope that tell layers apart."""
+_MOST_SERIES = 40
+"""Layers that have a series of their own."""
 _THREADS = {part: number for number, part in enumerate(Part, 1)}
 
 
-def trace_events(
-    memory: MemoryMap, *, seconds: Sequence[float] | None = None, depth: int = 2, most_series: int = 40
-) -> dict[str, Any]:
+def trace_events(memory: MemoryMap, *, seconds: Sequence[float] | None = None) -> dict[str, Any]:
     """A memory map as one JSON object in Chrome's trace event format, events in the order of their times.
 
     At every time the series of `LIVE` add up to the bytes alive then; at the event "peak" to `memory.peak_bytes`.
     Kernels take `seconds` in one step, at least a nanosecond, or what is alive meanwhile could not be seen; without
-    seconds, a microsecond each. Layers are scopes cut to `depth`; beyond `most_series`, those with the lowest peaks of
+    seconds, a microsecond each. Layers are scopes cut to a depth; beyond `_MOST_SERIES`, those with the lowest peaks of
     their own are added up.
     """
     starts_ns = _starts_ns(memory, seconds)
-    events = [*_names(memory), *_timed(memory, starts_ns, _layers(memory, depth, most_series))]
+    events = [*_names(memory), *_timed(memory, starts_ns, _layers(memory))]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
@@ -132,17 +135,17 @@ def _slice(kernel: Kernel, start_ns: int, duration_ns: int, live_bytes: int) -> 
     return event | {"dur": duration_ns / 1000, "cat": kernel.part.value}
 
 
-def _layers(memory: MemoryMap, depth: int, most_series: int) -> dict[str, list[int]]:
+def _layers(memory: MemoryMap) -> dict[str, list[int]]:
     """For each layer its live bytes while each kernel runs, in the order of first bytes; the lowest added up."""
     changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(memory.kernels) + 1))
     for buffer in sorted(memory.temporaries, key=lambda b: (b.born, b.id)):
-        layer = changes["/".join(buffer.scope.split("/")[:depth]) or NO_SCOPE]
+        layer = changes[scope_at_depth(buffer.scope, _DEPTH) or NO_SCOPE]
         layer[buffer.born] += buffer.size_bytes
         layer[buffer.dies + 1] -= buffer.size_bytes
     timelines = {name: list(accumulate(layer))[:-1] for name, layer in changes.items()}
-    if len(timelines) <= most_series:
+    if len(timelines) <= _MOST_SERIES:
         return timelines
-    highest = set(sorted(timelines, key=lambda name: -max(timelines[name], default=0))[:most_series])
+    highest = set(sorted(timelines, key=lambda name: -max(timelines[name], default=0))[:_MOST_SERIES])
     rest = [timeline for name, timeline in timelines.items() if name not in highest]
     shown = {name: timeline for name, timeline in timelines.items() if name in highest}
     return shown | {OTHER_SCOPES: [sum(each) for each in zip(*rest, strict=True)]}

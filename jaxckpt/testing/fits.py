@@ -12,11 +12,12 @@ from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.hlo import Buffer
 from jaxckpt.ir.layers import fold_layers, layer_ranges
+from jaxckpt.ir.scope import scope_at_depth
 from jaxckpt.machine import Target
 from jaxckpt.report import Table, render_text
 from jaxckpt.report.rows import array_text, short_source
 from jaxckpt.report.tree import columns
-from jaxckpt.testing.snapshot import DEPTH, bytes_by_scope, cut_scope
+from jaxckpt.testing.snapshot import DEPTH, bytes_by_scope
 
 _MOST_ROWS = 16
 _EXPLAINED = (
@@ -176,7 +177,7 @@ def _holders(footprint: Footprint, depth: int) -> Iterator[tuple[int, tuple[str,
     memory = footprint.memory
     largest: dict[str, str] = {}
     for buffer in () if memory is None else memory.alive_at(memory.peak):
-        largest.setdefault(cut_scope(buffer.scope, depth), _described(buffer))
+        largest.setdefault(scope_at_depth(buffer.scope, depth), _described(buffer))
     scopes = bytes_by_scope(footprint, depth=depth)
     for group in fold_layers(scopes, scope=lambda each: each.scope, alike=lambda each: each.peak_bytes):
         first, size_bytes = group.items[0], sum(item.peak_bytes for item in group.items)

@@ -12,6 +12,7 @@ from typing import Annotated
 from jaxckpt._records import NOT_NEGATIVE, shared_fields
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
+from jaxckpt.ir.scope import scope_at_depth
 
 Bytes = Annotated[int, NOT_NEGATIVE]
 DEPTH = 3
@@ -124,18 +125,8 @@ def natural_order(scope: str) -> tuple[object, ...]:
     return tuple(pieces[::2]), tuple((len(number), number) for number in numbers), scope
 
 
-def cut_scope(scope: str, depth: int) -> str:
-    """The first names of a scope.
-
-    Example:
-      >>> cut_scope("GPT/block_3/attention/qkv", 2)
-      'GPT/block_3'
-    """
-    return "/".join(scope.split("/")[:depth])
-
-
 def _added_up(buffers: tuple[Buffer, ...], depth: int) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for buffer in buffers:
-        sizes[cut_scope(buffer.scope, depth)] += buffer.size_bytes
+        sizes[scope_at_depth(buffer.scope, depth)] += buffer.size_bytes
     return sizes

@@ -113,7 +113,10 @@ def memories(draw) -> MemoryMap:
 def test_every_trace_keeps_to_the_format_and_adds_up_at_every_kernel(memory, depth, most_series, timed, data):
     durations = st.lists(st.floats(0, 2), min_size=len(memory.kernels), max_size=len(memory.kernels))
     seconds = data.draw(durations) if timed else None
-    trace = trace_events(memory, seconds=seconds, depth=depth, most_series=most_series)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jaxckpt.report.trace_events._DEPTH", depth)
+        patched.setattr("jaxckpt.report.trace_events._MOST_SERIES", most_series)
+        trace = trace_events(memory, seconds=seconds)
     assert not list(faults(trace))
     slices = of(trace, "X")
     assert [each["name"] for each in slices] == [kernel.name for kernel in memory.kernels]
@@ -158,8 +161,9 @@ def test_layers_are_series_and_kernels_slices_on_tracks_of_parts(memory):
     assert of(trace, "i", "peak")[0]["args"] == {"bytes": 110, "kernel": "k1"}
 
 
-def test_the_lowest_layers_are_added_up(memory):
-    (first, *_) = of(trace_events(memory, most_series=1), "C", LIVE)
+def test_the_lowest_layers_are_added_up(memory, monkeypatch):
+    monkeypatch.setattr("jaxckpt.report.trace_events._MOST_SERIES", 1)
+    (first, *_) = of(trace_events(memory), "C", LIVE)
     assert list(first["args"]) == ["GPT/head", OTHER_SCOPES]
 
 

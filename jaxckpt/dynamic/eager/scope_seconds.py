@@ -19,6 +19,7 @@ from jaxckpt.dynamic.eager.operation import Operations
 from jaxckpt.dynamic.eager.program import Prepared, prepare
 from jaxckpt.dynamic.program import Release, RunCall
 from jaxckpt.ir import Phase
+from jaxckpt.ir.scope import scope_at_depth
 from jaxckpt.trace import trace_call
 
 
@@ -90,7 +91,7 @@ def timed_scopes(
     seconds: dict[str, dict[Phase, float]] = {}
     ops = Counter[str]()
     for op, op_s in zip(prepared.traced.graph.ops, _run(prepared, arrays), strict=True):
-        scope = "/".join(op.scope.split("/")[:depth])
+        scope = scope_at_depth(op.scope, depth)
         seconds.setdefault(scope, dict.fromkeys(Phase, 0.0))[op.phase] += op_s
         ops[scope] += 1
     return tuple(

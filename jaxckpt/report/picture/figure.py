@@ -17,7 +17,7 @@ from jaxckpt._files import write_to_place
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
-from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, described, layout
+from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, layout, short_array_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,12 +85,10 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey | None = None, title: s
     return figure
 
 
-def save_figure(
-    memory: MemoryMap, path: str | Path, *, color: ColourKey | None = None, title: str | None = None
-) -> None:
+def save_figure(memory: MemoryMap, path: str | Path, *, title: str | None = None) -> None:
     """Draws a memory map into a file that ends in .png, .svg or .pdf; the rest as `memory_figure`."""
     path = Path(path)
-    figure = memory_figure(memory, color=color, title=title)
+    figure = memory_figure(memory, title=title)
     from matplotlib import rc_context
 
     kind = path.suffix.lower().removeprefix(".")
@@ -146,7 +144,7 @@ def _name(axes: "Axes", picture: Picture, rectangle: Rectangle, face: str) -> No
         return
     buffer = rectangle.members[0]
     scope = buffer.scope or buffer.name
-    texts = (f"{scope}  {described(buffer.dtype, buffer.shape)}  {format_bytes(buffer.size_bytes)}", scope)
+    texts = (f"{scope}  {short_array_text(buffer.dtype, buffer.shape)}  {format_bytes(buffer.size_bytes)}", scope)
     fitting = next((text for text in texts if len(text) <= across * 150), "")
     color, middle = "white" if _is_dark(face) else _INK, (rectangle.start + rectangle.stop) / 2
     how = {"ha": "center", "va": "center", "color": color, "fontsize": 7, "clip_on": True}
@@ -164,7 +162,7 @@ def _call_out(axes: "Axes", picture: Picture) -> None:
             continue  # wide enough to be followed to where it begins
         edge = rectangle.stop if right else rectangle.start
         owner = f"{buffer.scope}: {buffer.name}" if buffer.scope else buffer.name
-        size = f"{described(buffer.dtype, buffer.shape)}, {format_bytes(buffer.size_bytes)}"
+        size = f"{short_array_text(buffer.dtype, buffer.shape)}, {format_bytes(buffer.size_bytes)}"
         axes.annotate(
             f"{plain_text(owner)}\n{size}",
             (edge, _middle(rectangle)),

@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxckpt.hlo import Buffer, Part, Role
 from jaxckpt.ir.layers import fold_layers
+from jaxckpt.ir.scope import scope_at_depth
 
 MOST_GROUPS = 256
 """Layers with fewer bytes than the first so many are put together."""
@@ -46,14 +47,14 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
     depth = _layer_depth(size_bytes)
     layer_bytes: Counter[str] = Counter()
     for scope, held_bytes in size_bytes.items():
-        layer_bytes[_cut(scope, depth)] += held_bytes
+        layer_bytes[scope_at_depth(scope, depth)] += held_bytes
     shown = set(sorted(filter(None, layer_bytes), key=lambda layer: -layer_bytes[layer])[: MOST_GROUPS - 1])
     groups = _with_labels(tuple(_in_families([layer for layer in layer_bytes if layer in shown])))
     left = len(layer_bytes.keys() - shown - {""})
     if len(shown) < len(layer_bytes):
         groups = (*groups, Group(key="", label=f"no scope and {left} small layers" if left else "no scope"))
     index = {group.key: at for at, group in enumerate(groups)}
-    return groups, {scope: index.get(_cut(scope, depth), len(groups) - 1) for scope in size_bytes}
+    return groups, {scope: index.get(scope_at_depth(scope, depth), len(groups) - 1) for scope in size_bytes}
 
 
 def line_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str, int]]:
@@ -78,12 +79,12 @@ def _layer_depth(size_bytes: dict[str, int]) -> int:
     best = max(numbered, key=lambda depth: numbered[depth])  # the outermost of equals
     if numbered[best]:
         return best
-    return next((d for d in numbered if len({_cut(scope, d) for scope in size_bytes if scope}) > 1), 1)
+    return next((d for d in numbered if len({scope_at_depth(scope, d) for scope in size_bytes if scope}) > 1), 1)
 
 
 def _numbered_bytes(size_bytes: dict[str, int], depth: int) -> int:
     """Bytes in scopes whose name at a depth differs from others by nothing but the number of the layer."""
-    deep = {scope: _cut(scope, depth) for scope in size_bytes if scope and scope.count("/") + 1 >= depth}
+    deep = {scope: scope_at_depth(scope, depth) for scope in size_bytes if scope and scope.count("/") + 1 >= depth}
     layers = {
         item
         for folded in _folded(dict.fromkeys(deep.values()))
@@ -119,10 +120,6 @@ def _with_labels(groups: tuple[Group, ...]) -> tuple[Group, ...]:
 
 def _folded(scopes: Iterable[str]) -> tuple[Any, ...]:
     return fold_layers(scopes, scope=str, alike=lambda _: None)
-
-
-def _cut(scope: str, depth: int) -> str:
-    return "/".join(scope.split("/")[:depth])
 
 
 def plain_text(text: str) -> str:

@@ -23,6 +23,7 @@ KEYS: tuple[ColourKey, ...] = get_args(ColourKey)
 _LATE = (Part.BACKWARD, Part.RECOMPUTE)
 _MOST_SHARE = 0.5
 """Of the picture: where one layer covers more, another key may tell more buffers apart."""
+_MOST_RECTANGLES = 5000
 _FOLDED_PIXELS = 8
 """Thin buffers that begin and end within so many pixels of each other are folded."""
 
@@ -79,18 +80,18 @@ class Picture:
     phases: tuple[Stretch, ...]  # the same in a few words for the time axis
 
 
-def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000) -> Picture:
+def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600) -> Picture:
     """Places a memory map's temporaries on a plane of so many pixels; arguments are there all the time.
 
-    Curves have at most so many `points`. Folding becomes coarser until there are at most so many rectangles (`most`),
-    or nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
+    Curves have at most so many `points`. Folding becomes coarser until there are at most `_MOST_RECTANGLES`, or
+    nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
     """
-    (picture,) = layouts((memory,), width=width, height=height, points=points, most=most)
+    (picture,) = layouts((memory,), width=width, height=height, points=points)
     return picture
 
 
 def layouts(
-    memories: Sequence[MemoryMap], *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000
+    memories: Sequence[MemoryMap], *, width: int = 1200, height: int = 600, points: int = 600
 ) -> tuple[Picture, ...]:
     """The same of several memory maps, with the same groups and the same first key in all of them."""
     groups, group_of = _grouped([buffer for memory in memories for buffer in memory.temporaries])
@@ -102,7 +103,7 @@ def layouts(
             extent_bytes=memory.temp_bytes,
             groups=groups,
             first_key=first_key,
-            rectangles=_folded(rectangles, memory, width=width, height=height, most=most),
+            rectangles=_folded(rectangles, memory, width=width, height=height),
             samples=(samples := _samples(memory.live_bytes, points)),
             curves={key: _curves(rectangles, key, len(groups[key]), samples, memory) for key in KEYS},
             parts=_parts(memory, width),
@@ -112,11 +113,11 @@ def layouts(
     )
 
 
-def described(dtype: str, shape: Sequence[int]) -> str:
+def short_array_text(dtype: str, shape: Sequence[int]) -> str:
     """A dtype and shape in short.
 
     Example:
-      >>> described("bfloat16", (8, 1024))
+      >>> short_array_text("bfloat16", (8, 1024))
       'bf16[8,1024]'
     """
     short = dtype.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
@@ -187,13 +188,13 @@ def _named(values: Sequence[Role | Part]) -> tuple[Group, ...]:
     return tuple(Group(key="" if v in neutral else v.value, label=v.value.replace("_", " ")) for v in values)
 
 
-def _folded(placed: list[Rectangle], memory: MemoryMap, *, width: int, height: int, most: int) -> tuple[Rectangle, ...]:
+def _folded(placed: list[Rectangle], memory: MemoryMap, *, width: int, height: int) -> tuple[Rectangle, ...]:
     pixel_bytes, pixel_kernels = memory.temp_bytes / height, len(memory.kernels) / width
     while True:
         cells: dict[tuple[int, ...], list[Rectangle]] = {}
         for each in placed:
             cells.setdefault(_cell(each, pixel_bytes, pixel_kernels), []).append(each)
-        if len(cells) <= most or (pixel_bytes > memory.temp_bytes and pixel_kernels > len(memory.kernels)):
+        if len(cells) <= _MOST_RECTANGLES or (pixel_bytes > memory.temp_bytes and pixel_kernels > len(memory.kernels)):
             break
         pixel_bytes, pixel_kernels = 2 * pixel_bytes, 2 * pixel_kernels
     return tuple(sorted(map(_joined, cells.values()), key=lambda r: -(r.stop - r.start) * (r.high_bytes - r.low_bytes)))

@@ -15,7 +15,7 @@ from typing import Any
 from jaxckpt.hlo import Buffer, MemoryMap, Part, Space, Use
 from jaxckpt.report.embedded_data import embedded_json
 from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
-from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layouts
+from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, layouts, short_array_text
 
 _LARGEST_AT_PEAK = 40
 _NAMED_OF_FOLDED = 4
@@ -190,7 +190,7 @@ def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[A
 
 
 def _buffer(buffer: Buffer, texts: _Texts) -> list[int]:
-    array = described(buffer.dtype, buffer.shape) if buffer.dtype else ""
+    array = short_array_text(buffer.dtype, buffer.shape) if buffer.dtype else ""
     return [texts[text] for text in (buffer.name, buffer.op, buffer.scope, array, buffer.source)]
 
 
