@@ -143,7 +143,7 @@ def address_map(
 def _unplaced(program: Program, machine: state.Machine) -> list[Residence]:
     """A residence for each storage, without its place and its time."""
     pairs = (pair for call in program.calls for pair in zip(call.writes, call.replaces, strict=False))
-    states = {step.tensor for step in program.steps if isinstance(step, Constant)}
+    states = {each.tensor for each in program.statements if isinstance(each, Constant)}
     states |= {new for new, old in pairs if old is not None}
     found = []
     for root, size_bytes, dense in machine.storages[["root", "bytes", "dense"]].tolist():

@@ -1,4 +1,4 @@
-"""Runs a program under a budget, one step after the other, knowing only what was issued so far.
+"""Runs a program under a budget, one statement after the other, knowing only what was issued so far.
 
 To run a call its operands are locked and brought back where they were evicted, each after its own operands; then room
 is made for its results, evicting by the rule; then the clock goes on by its price. Operands are unlocked in order and
@@ -202,7 +202,7 @@ def appear(m: Machine, t: int, repeated: int) -> None:
     st.times += repeated
     eviction.add_candidate(m, s)
     mark_dirty(m, s)
-    if st.group >= 0:
+    if st.class_ >= 0:
         leave(m, s)
 
 
@@ -280,7 +280,7 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
         now.held = f.held
         for i in range(c.args):
             unlock_operand(m, m.tensors[m.args[c.arg + i]].storage, m.tensors[f.tensor].storage)
-        if now.recompute_price > now.limit or now.recomputations > now.most:
+        if now.recompute_price > now.most_recompute_price or now.recomputations > now.most_recomputations:
             now.status, now.failed = state.THRASHED, m.tensors[f.tensor].call
             return False
     return True
@@ -335,7 +335,7 @@ def unlock_operand(m: Machine, s: int, made: int) -> None:
     elif now.dealloc == EAGER and stays(st):
         if not eviction.banish(m, s):
             eviction.defer_free(m, s)
-    elif now.dealloc == EAGER and now.drops and s != made and is_spent(m, s):
+    elif now.dealloc == EAGER and now.drops_recomputed and s != made and is_spent(m, s):
         now.eager_evictions += 1
         eviction.evict(m, s)
 
@@ -408,11 +408,11 @@ def keep(m: Machine, t: int) -> bool:
 
 @compiled
 def advance(m: Machine, end: int) -> int:
-    """Does the steps up to `end`, or fewer where one cannot be done; which is next."""
+    """Carries out the statements up to `end`, or up to one that fails; the number of the next one."""
     now = m.now[0]
     now.status = state.RUNNING
-    while now.step < end:
-        what, which = m.steps[now.step, 0], m.steps[now.step, 1]
+    while now.statement < end:
+        what, which = m.statements[now.statement, 0], m.statements[now.statement, 1]
         done = True
         if what == state.RUN:
             done = issue(m, which)
@@ -428,11 +428,11 @@ def advance(m: Machine, end: int) -> int:
         elif what == state.CONSTANT:
             done = begin_constant(m, which)
         if not done:
-            return now.step
-        now.step += 1
-    if now.step == len(m.steps):
+            return now.statement
+        now.statement += 1
+    if now.statement == len(m.statements):
         now.status = state.DONE
-    return now.step
+    return now.statement
 
 
 def _entry(version: int) -> Any:

@@ -37,13 +37,13 @@ def note(m: Machine, what: int, which: int, figure: int = 0) -> None:
 def add_candidate(m: Machine, s: int) -> None:
     """Makes a storage a candidate, the last in line."""
     st, now = m.storages[s], m.now[0]
-    if st.slot >= 0 or st.fixed or st.pinned or st.bytes < now.least:
+    if st.slot >= 0 or st.fixed or st.pinned or st.bytes < now.least_bytes:
         return
     now.stamp += 1
     st.stamp = now.stamp
-    st.slot = now.evictable
-    m.pool[now.evictable] = s
-    now.evictable += 1
+    st.slot = now.candidate_count
+    m.candidates[now.candidate_count] = s
+    now.candidate_count += 1
 
 
 @compiled
@@ -52,9 +52,9 @@ def remove_candidate(m: Machine, s: int) -> None:
     now, place = m.now[0], m.storages[s].slot
     if place < 0:
         return
-    now.evictable -= 1
-    last = m.pool[now.evictable]
-    m.pool[place] = last
+    now.candidate_count -= 1
+    last = m.candidates[now.candidate_count]
+    m.candidates[place] = last
     m.storages[last].slot = place
     m.storages[s].slot = -1
 
@@ -117,7 +117,7 @@ def forget(m: Machine, s: int) -> None:
 def evict_one(m: Machine) -> bool:
     """Evicts the candidate of the least score; True if there was one."""
     now = m.now[0]
-    if now.evictable == 0:
+    if now.candidate_count == 0:
         return False
     begin = now_ns(m.tick)
     s = least(m)
@@ -218,7 +218,7 @@ def pin_or_lose(m: Machine, s: int) -> None:
             defer_free(m, s)  # nobody asks for it: it goes as soon as nothing evicted needs it
     elif not is_being_made(m, s):
         st.gone = 1
-        if st.group >= 0:
+        if st.class_ >= 0:
             leave(m, s)
 
 
@@ -240,7 +240,7 @@ def banish(m: Machine, s: int) -> bool:
         forget(m, s)
         m.now[0].banished += 1
         note(m, EVENT_FREE, s)
-    elif st.group >= 0:
+    elif st.class_ >= 0:
         leave(m, s)
     mark_dirty(m, s)
     st.gone = 1

@@ -64,14 +64,14 @@ class Size(enum.IntEnum):
     Example:
       >>> from jaxckpt import dynamic
       >>> [each.name for each in dynamic.Size]
-      ['ONE', 'BYTES', 'RUN']
+      ['ONE', 'BYTES', 'WITH_FREE_NEIGHBOURS']
     """
 
     ONE = 0
     """Size does not matter, or the search sums sizes itself."""
     BYTES = 1
     """m(t)."""
-    RUN = 2
+    WITH_FREE_NEIGHBOURS = 2
     """m(t) and the free bytes on both its sides."""
 
 
@@ -118,12 +118,12 @@ class Evictor:
     Attributes:
       name: Of the rule.
       cost: What it costs to bring a value back.
-      own: Whether the value's own call is in that cost.
+      includes_own: True if the value's own call is in that cost.
       size: What is gained.
       staleness: How little it is needed.
       search: Where the least is looked for.
-      repeated: Factor for every time that the value was recomputed already.
-      nudge: Added to cost and staleness, so that neither is 0.
+      repeat_factor: Factor for every time that the value was recomputed already.
+      offset: Added to cost and staleness, so that neither is 0.
       by_bytes: True if calls are priced at the bytes that they move instead of the program's prices; staleness then
         counts in units of `DTE_CLOCK_BYTES`.
       least_bytes: Smaller storages are never evicted, except when released.
@@ -137,19 +137,27 @@ class Evictor:
 
     name: str
     cost: Cost = Cost.EXACT
-    own: bool = True
+    includes_own: bool = True
     size: Size = Size.BYTES
     staleness: Staleness = Staleness.PAST
     search: Search = Search.ALL
-    repeated: float = 1.0
-    nudge: float = 0.0
+    repeat_factor: float = 1.0
+    offset: float = 0.0
     by_bytes: bool = False
     least_bytes: int = 0
     time_exponent: float = 1.0
     memory_exponent: float = 1.0
 
 
-_DTE = Evictor(name="dte", cost=Cost.NEIGHBOURS, own=False, size=Size.RUN, repeated=1.0001, nudge=1e-3, by_bytes=True)
+_DTE = Evictor(
+    name="dte",
+    cost=Cost.NEIGHBOURS,
+    includes_own=False,
+    size=Size.WITH_FREE_NEIGHBOURS,
+    repeat_factor=1.0001,
+    offset=1e-3,
+    by_bytes=True,
+)
 EVICTORS = {
     rule.name: rule
     for rule in (
@@ -163,7 +171,7 @@ EVICTORS = {
         _DTE,
         Evictor(name="dte_static", cost=Cost.REGENERATION, staleness=Staleness.FUTURE, by_bytes=True),
         Evictor(name="dtr_oneflow", cost=Cost.NEIGHBOURS),
-        Evictor(name="dte_oneflow", cost=Cost.NEIGHBOURS, size=Size.RUN),
+        Evictor(name="dte_oneflow", cost=Cost.NEIGHBOURS, size=Size.WITH_FREE_NEIGHBOURS),
         Evictor(name="coop", cost=Cost.NEIGHBOURS, size=Size.ONE, search=Search.WINDOW),
         Evictor(name="coop_by_byte", cost=Cost.CLASSES, size=Size.BYTES, search=Search.WINDOW),
     )

@@ -74,16 +74,16 @@ class _GraphWriter(ProgramWriter):
         self._write_arguments()
         first_backward = next((op.id for op in graph.ops if op.phase is Phase.BACKWARD), None)
         for op in graph.ops:
-            self.steps += [Note("BACKWARD")] if op.id == first_backward else []
+            self.statements += [Note("BACKWARD")] if op.id == first_backward else []
             self._write_op(op)
-        self.steps += [Keep(self.ids[v]) for v in self.results]
+        self.statements += [Keep(self.ids[v]) for v in self.results]
 
     def _write_arguments(self) -> None:
         for v in dict.fromkeys((*self.graph.inputs, *self.graph.constants)):
             donated = v in self.graph.donated
-            self.steps.append(Constant(self._write_value(v), lent=not donated))
+            self.statements.append(Constant(self._write_value(v), lent=not donated))
             if donated and v not in self.last_reader and v not in self.results:
-                self.steps.append(Release(self.ids[v]))
+                self.statements.append(Release(self.ids[v]))
 
     def _write_op(self, op: Op) -> None:
         reads = tuple(self.ids[v] for v in op.reads)
@@ -102,7 +102,7 @@ class _GraphWriter(ProgramWriter):
             )
         )
         dying = (v for v in dict.fromkeys((*op.reads, *op.writes)) if self._dies(v, op))
-        self.steps += map(Release, (*(self.ids[v] for v in dying), *empty))
+        self.statements += map(Release, (*(self.ids[v] for v in dying), *empty))
 
     def _dies(self, value: int, op: Op) -> bool:
         return self.last_reader[value] == op.id and value not in self.results
@@ -192,7 +192,7 @@ class _Repeated(ProgramWriter):
         super().__init__()
         self.one = one
         self.state = state
-        self.constants = {step.tensor for step in one.steps if isinstance(step, Constant)}
+        self.constants = {each.tensor for each in one.statements if isinstance(each, Constant)}
         self.passed_on = self.constants | set(state.values())
         self.unchanged = self.constants - {old for old, new in state.items() if old != new}
         self.ids: dict[int, int] = {}
@@ -206,25 +206,25 @@ class _Repeated(ProgramWriter):
             else:
                 view_of = None if tensor.view_of is None else self.ids[tensor.view_of]
                 self.ids[t] = self.tensor(tensor.name, tensor.size_bytes, view_of)
-        for step in self.one.steps:
-            if not (before and isinstance(step, Constant)):
-                self._add_step(step, last=last)
+        for statement in self.one.statements:
+            if not (before and isinstance(statement, Constant)):
+                self._add_statement(statement, last=last)
 
-    def _add_step(self, step: Statement, *, last: bool) -> None:
-        match step:
+    def _add_statement(self, statement: Statement, *, last: bool) -> None:
+        match statement:
             case RunCall(number):
                 call = self.one.calls[number]
                 replaces = tuple(None if t is None else self.ids[t] for t in call.replaces)
                 reads, writes = self._renumbered(call.reads), self._renumbered(call.writes)
                 self.call(replace(call, reads=reads, writes=writes, replaces=replaces))
             case Note():
-                self.steps.append(step)
+                self.statements.append(statement)
             case Keep(tensor) if not last:
-                self.steps += [] if tensor in self.passed_on else [Release(self.ids[tensor])]
+                self.statements += [] if tensor in self.passed_on else [Release(self.ids[tensor])]
             case Release(tensor) if tensor in self.unchanged and not last:
                 pass  # it is read again in the next step
             case _:
-                self.steps.append(replace(step, tensor=self.ids[step.tensor]))
+                self.statements.append(replace(statement, tensor=self.ids[statement.tensor]))
 
     def _renumbered(self, tensors: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.ids[t] for t in tensors)

@@ -66,10 +66,10 @@ class _KernelWriter(ProgramWriter):
         self.ids: dict[int, int] = {}
         self.last_reader: dict[int, int] = {}
         """By tensor the last call that reads it, or else makes it."""
-        self.steps += [Constant(self._write_value(v), lent=v not in graph.donated) for v in self.arguments]
+        self.statements += [Constant(self._write_value(v), lent=v not in graph.donated) for v in self.arguments]
         self._write_calls()
         self._write_releases()
-        self.steps += [Keep(self.ids[v]) for v in self.results if v in self.ids and v not in self.arguments]
+        self.statements += [Keep(self.ids[v]) for v in self.results if v in self.ids and v not in self.arguments]
 
     def _write_value(self, value: int) -> int:
         outside = not self.arguments and value in self.results
@@ -103,7 +103,7 @@ class _KernelWriter(ProgramWriter):
             dying = [t for t in tensors if self.last_reader[t] == i and t not in stay]
             taken = tuple(old[t] if old.get(t) in dying else None for t in call.writes)
             self.calls[i] = replace(call, replaces=() if set(taken) == {None} else taken)
-            self.steps += [RunCall(i), *map(Release, dying)]
+            self.statements += [RunCall(i), *map(Release, dying)]
 
     def _kept_tensors(self) -> set[int]:
         lent = self.arguments.keys() - self.problem.graph.donated

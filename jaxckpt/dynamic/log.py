@@ -128,14 +128,14 @@ class _LogReader(ProgramWriter):
                 raise
             except (KeyError, IndexError, ValueError) as error:
                 raise _bad(number, said, "names that are known here, numbers in range") from error
-        self.steps += [Keep(t) for t in dict.fromkeys(self.named.values()) if self.names[t] > 0]
+        self.statements += [Keep(t) for t in dict.fromkeys(self.named.values()) if self.names[t] > 0]
         return self.program()
 
     def _instruction(self, number: int, said: dict[str, Any]) -> None:
         match said:
             case {"INSTRUCTION": "CONSTANT", "NAME": name}:
                 self.named[name] = self._named(name, int(self._next(number, "MEMORY", name)["MEMORY"]))
-                self.steps.append(Constant(self.named[name]))
+                self.statements.append(Constant(self.named[name]))
             case {"INSTRUCTION": "CALL"}:
                 self._call(number, said)
             case {"INSTRUCTION": "MUTATE"}:
@@ -149,7 +149,7 @@ class _LogReader(ProgramWriter):
                 if name in self.named:
                     self._drop(self.named[name])
             case {"INSTRUCTION": "ANNOTATE", "ANNOTATION": text}:
-                self.steps.append(Note(text))
+                self.statements.append(Note(text))
             case _:
                 needed = "MEMORY only behind CONSTANT or CALL, ALIAS only behind MEMORY of a CALL's result"
                 raise _bad(number, said, needed)
@@ -196,12 +196,12 @@ class _LogReader(ProgramWriter):
 
     def _drop(self, tensor: int) -> None:
         self.names[tensor] -= 1
-        self.steps.append(Release(tensor))
+        self.statements.append(Release(tensor))
 
     def _copy(self, name: str, source: str) -> None:
         self.named[name] = self.named[source]
         self.names[self.named[source]] += 1
-        self.steps.append(Get(self.named[source]))
+        self.statements.append(Get(self.named[source]))
 
 
 def write_log(program: Program, path: str | Path) -> None:
@@ -239,8 +239,8 @@ def log_from_program(program: Program) -> Iterator[str]:
     copies = 0
     extra: dict[int, list[str]] = {}
     yield _line("ANNOTATE", ANNOTATION="START")
-    for step in program.steps:
-        match step:
+    for statement in program.statements:
+        match statement:
             case Constant(tensor=t):
                 yield _line("CONSTANT", NAME=names[t])
                 yield _line("MEMORY", NAME=names[t], MEMORY=str(program.tensors[t].size_bytes))

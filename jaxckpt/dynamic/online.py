@@ -36,8 +36,8 @@ class Online:
     def __init__(self, program: Program, task: Task):
         self._task = task
         self._machine = machine_of(layout(program), task, record=max(_MOST_EVENTS, 4 * len(program.calls)))
-        steps = self._machine.steps[:, 0].tolist()
-        self._stops = iter([*(at + 1 for at, what in enumerate(steps) if what == state.RUN), len(steps)])
+        codes = self._machine.statements[:, 0].tolist()
+        self._stops = iter([*(at + 1 for at, what in enumerate(codes) if what == state.RUN), len(codes)])
 
     def __iter__(self) -> Iterator[tuple[Event, ...]]:
         """For each call what has to be done, the call itself last; then what is left to do at the end.
@@ -72,8 +72,8 @@ class Online:
         for s in dict.fromkeys(tensors["storage"].tolist()):
             made = m.storages[s]
             made.cost += more
-            if made.group >= 0:  # evicted already
-                m.groups[made.group].value += more
+            if made.class_ >= 0:  # evicted already
+                m.classes[made.class_].value += more
             if made.last == before:
                 made.last = now.clock
 

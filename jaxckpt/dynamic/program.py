@@ -135,7 +135,7 @@ class Program:
     Attributes:
       tensors: By id.
       calls: By id, in the order in which they are issued.
-      steps: What happens, in order.
+      statements: All that happens, in order.
 
     Example:
       >>> from jaxckpt import dynamic
@@ -147,7 +147,7 @@ class Program:
 
     tensors: tuple[Tensor, ...]
     calls: tuple[Call, ...]
-    steps: tuple[Statement, ...]
+    statements: tuple[Statement, ...]
 
     @cached_property
     def storage(self) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ class Program:
     @cached_property
     def constant_bytes(self) -> int:
         """Of what is there without being computed."""
-        return sum(self.tensors[step.tensor].size_bytes for step in self.steps if isinstance(step, Constant))
+        return sum(self.tensors[each.tensor].size_bytes for each in self.statements if isinstance(each, Constant))
 
     def validate(self) -> None:
         """Checks that everything is made before it is read, once, and that written ids follow each other.
@@ -201,8 +201,8 @@ class Program:
 
 def _problems(program: Program) -> list[str]:
     known, found, issued = set[int](), _tensor_problems(program.tensors), 0
-    for step in program.steps:
-        match step:
+    for statement in program.statements:
+        match statement:
             case Constant(tensor):
                 known.add(tensor)
             case RunCall(call):
@@ -211,7 +211,7 @@ def _problems(program: Program) -> list[str]:
                 known.update(program.calls[call].writes)
                 issued += 1
             case Get(tensor) | Release(tensor) | Keep(tensor) if tensor not in known:
-                found.append(f"{type(step).__name__} of {tensor}, which is not made yet")
+                found.append(f"{type(statement).__name__} of {tensor}, which is not made yet")
     return found
 
 
@@ -230,12 +230,12 @@ def _call_problems(number: int, call: Call, known: set[int]) -> list[str]:
 
 
 class ProgramWriter:
-    """Collects tensors, calls and steps in the order of a program."""
+    """Collects tensors, calls and statements in the order of a program."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.calls: list[Call] = []
-        self.steps: list[Statement] = []
+        self.statements: list[Statement] = []
 
     def tensor(self, name: str, size_bytes: int, view_of: int | None = None) -> int:
         """Adds a tensor and returns its id."""
@@ -245,11 +245,11 @@ class ProgramWriter:
     def call(self, call: Call) -> None:
         """Adds a call and issues it."""
         self.calls.append(call)
-        self.steps.append(RunCall(len(self.calls) - 1))
+        self.statements.append(RunCall(len(self.calls) - 1))
 
     def program(self) -> Program:
         """The program so far."""
-        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(self.steps))
+        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), statements=tuple(self.statements))
 
 
 def unit_chain(length: int, *, releases: bool = True) -> Program:
@@ -277,9 +277,9 @@ def unit_chain(length: int, *, releases: bool = True) -> Program:
     for k in range(length):
         _unit_call(writer, f"f{k}", (k - 1,) if k else ())
     for k in reversed(range(length)):
-        writer.steps += [Release(k)] if releases else []
+        writer.statements += [Release(k)] if releases else []
         made = _unit_call(writer, f"b{k}", (k - 1, *gradient) if k and gradient else gradient)
-        writer.steps += map(Release, gradient if releases else ())
+        writer.statements += map(Release, gradient if releases else ())
         gradient = (made,)
     return writer.program()
 

@@ -16,7 +16,7 @@ from jaxckpt.dynamic.state import Machine
 
 ANCESTORS, EXACT, CLASSES = int(Cost.ANCESTORS), int(Cost.EXACT), int(Cost.CLASSES)
 NEIGHBOURS, REGENERATION, LOCAL = int(Cost.NEIGHBOURS), int(Cost.REGENERATION), int(Cost.LOCAL)
-RUN, BYTES = int(Size.RUN), int(Size.BYTES)
+WITH_FREE_NEIGHBOURS, BYTES = int(Size.WITH_FREE_NEIGHBOURS), int(Size.BYTES)
 PAST, FUTURE = int(Staleness.PAST), int(Staleness.FUTURE)
 WINDOW = int(Search.WINDOW)
 MEBI = 2.0**20
@@ -26,9 +26,9 @@ MEBI = 2.0**20
 def score(m: Machine, s: int) -> float:
     """h(t): the less, the sooner it goes."""
     now = m.now[0]
-    above = (cost(m, s) + now.nudge) * now.penalty ** m.storages[s].times
+    above = (cost(m, s) + now.offset) * now.repeat_factor ** m.storages[s].times
     gained = 1.0 if now.search == WINDOW else size(m, s)  # a window counts its bytes itself
-    below = gained * (staleness(m, s) + now.nudge)
+    below = gained * (staleness(m, s) + now.offset)
     return above / below if below > 0 else inf
 
 
@@ -36,7 +36,7 @@ def score(m: Machine, s: int) -> float:
 def cost(m: Machine, s: int) -> float:
     """Cost of recomputing an evicted value."""
     now = m.now[0]
-    own = m.storages[s].cost if now.own else 0.0
+    own = m.storages[s].cost if now.includes_own else 0.0
     if now.cost == LOCAL:
         return own
     if now.cost == NEIGHBOURS or now.cost == CLASSES:
@@ -54,7 +54,7 @@ def size(m: Machine, s: int) -> float:
     kind = m.now[0].gain
     if kind == BYTES:
         return float(m.storages[s].bytes)
-    if kind == RUN:
+    if kind == WITH_FREE_NEIGHBOURS:
         block = m.storages[s].block
         free = free_around(m.blocks, block) if block >= 0 else 0
         return (m.storages[s].bytes + free) / MEBI
@@ -96,15 +96,15 @@ def neighbours(m: Machine, s: int) -> float:
 @compiled
 def weight(m: Machine, s: int) -> float:
     """An evicted storage's own cost or its class's, whichever is more; with `CLASSES` each class once a walk."""
-    if m.storages[s].group < 0:
+    if m.storages[s].class_ < 0:
         return 0.0
-    group = m.groups[m.storages[s].group]
+    class_ = m.classes[m.storages[s].class_]
     if m.now[0].cost == NEIGHBOURS:
-        return max(group.value, m.storages[s].cost)
-    if group.mark == m.now[0].walk:
+        return max(class_.value, m.storages[s].cost)
+    if class_.mark == m.now[0].walk:
         return 0.0
-    group.mark = m.now[0].walk
-    return group.value
+    class_.mark = m.now[0].walk
+    return class_.value
 
 
 @compiled

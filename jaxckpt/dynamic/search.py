@@ -33,18 +33,18 @@ def least(m: Machine) -> int:
     now.searches += 1
     if now.search == RANDOM:
         now.looked_at += 1
-        return m.pool[draw(m, now.evictable)]
+        return m.candidates[draw(m, now.candidate_count)]
     if now.cost == REGENERATION:
         regenerate(m)
     if now.search != SAMPLE:
         return least_of_all(m)
     best, least_score = -1, inf
-    stride, place = max(int(now.evictable**0.5), 1), 0
-    while place < now.evictable:
-        found = score(m, m.pool[place])
+    stride, place = max(int(now.candidate_count**0.5), 1), 0
+    while place < now.candidate_count:
+        found = score(m, m.candidates[place])
         now.looked_at += 1
         if best < 0 or found <= least_score:
-            best, least_score = m.pool[place], found
+            best, least_score = m.candidates[place], found
         place += 1 + draw(m, stride)
     return best
 
@@ -54,9 +54,9 @@ def least_of_all(m: Machine) -> int:
     """The storage of the least score."""
     now, st = m.now[0], m.storages
     best, least_score = -1, inf
-    now.looked_at += now.evictable
-    for i in range(now.evictable):
-        s = m.pool[i]
+    now.looked_at += now.candidate_count
+    for i in range(now.candidate_count):
+        s = m.candidates[i]
         found = score(m, s)
         if best < 0 or found < least_score:
             best, least_score = s, found

@@ -203,7 +203,7 @@ def _reason(status: Status, task: state.Task, machine: state.Machine) -> str:
     if status is Status.THRASH:
         return (
             f"{int(now.recomputations)} recomputations of price {now.recompute_price:g} at {where}, "
-            f"step {int(now.step)} of {len(machine.steps)}"
+            f"statement {int(now.statement)} of {len(machine.statements)}"
         )
     if status is Status.LOST:
         return f"{where} is needed again after what it reads was freed for good"
@@ -211,5 +211,5 @@ def _reason(status: Status, task: state.Task, machine: state.Machine) -> str:
     free = machine.blocks.area[0].free_bytes if addressed else max(now.budget - now.memory, 0)
     return (
         f"{where} needs {format_bytes(int(now.needed))}; {format_bytes(int(free))} are free, "
-        f"{format_bytes(int(now.memory))} alive, {int(now.evictable)} storages may be evicted"
+        f"{format_bytes(int(now.memory))} alive, {int(now.candidate_count)} storages may be evicted"
     )

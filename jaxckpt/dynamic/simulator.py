@@ -1,7 +1,7 @@
 """Runs a program under a budget and counts: what is evicted, what is recomputed, how the memory falls apart.
 
-A simulation knows sizes and prices, not arrays. It is online: at each step the engine sees what was issued before, and
-nothing of what comes. Read after `engine` and `simulation`.
+A simulation knows sizes and prices, not arrays. It is online: at each statement the engine sees what was issued before,
+and nothing of what comes. Read after `engine` and `simulation`.
 """
 
 import time
@@ -216,8 +216,8 @@ def task_of(program: Program, budget: Budget, options: RunOptions) -> Task:
         budget=size_bytes,
         rule=options.rule,
         memory=options.memory or published_memory(options.rule.name),
-        limit=options.limit * program.base_price,
-        most=int(min(options.limit * (len(program.calls) + 1), 2**62)),
+        most_recompute_price=options.limit * program.base_price,
+        most_recomputations=int(min(options.limit * (len(program.calls) + 1), 2**62)),
         seed=options.seed,
     )
 
@@ -234,7 +234,7 @@ def _all(program: Program, tasks: list[Task], processes: int) -> list[Simulation
 def _one(parts: Mapping[str, Any], task: Task) -> Simulation:
     machine = machine_of(parts, task)
     begin = time.perf_counter()
-    run(machine, len(machine.steps))
+    run(machine, len(machine.statements))
     run_s = time.perf_counter() - begin
     events: tuple[Event, ...] = ()
     if task.record:
@@ -243,7 +243,7 @@ def _one(parts: Mapping[str, Any], task: Task) -> Simulation:
 
 
 def ended(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Machine:
-    """The machine after a run, with room for so many events."""
+    """The machine after a run, with space for so many events."""
     machine = machine_of(parts, task, record=record)
-    run(machine, len(machine.steps))
+    run(machine, len(machine.statements))
     return machine

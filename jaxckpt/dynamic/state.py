@@ -37,8 +37,8 @@ STORAGE = np.dtype(
         ("mark", "i8"),  # of the last walk that came by
         ("refs", "i4"),
         ("locks", "i4"),
-        ("slot", "i4"),  # its place among the evictable, or -1
-        ("group", "i4"),  # its class of evicted storages, or -1
+        ("slot", "i4"),  # its place among the candidates, or -1
+        ("class_", "i4"),  # its class of evicted storages, or -1
         ("next", "i4"),  # the next member of its class, in a ring
         ("before", "i4"),
         ("block", "i4"),  # its block in the pool, or -1
@@ -86,18 +86,28 @@ COUNTERS = (
 """Fields of `Simulation` that the engine counts."""
 NOW = np.dtype(
     [
-        *((name, "f8") for name in ("clock", "limit", "free_share", "largest_free_share", "penalty", "nudge")),
+        *((name, "f8") for name in ("clock", "most_recompute_price", "free_share", "largest_free_share")),
+        *((name, "f8") for name in ("repeat_factor", "offset")),
         *((name, "f8") for name in ("clock_unit", "time_exponent", "memory_exponent")),
         *((name, "f8" if name.endswith("price") else "i8") for name in COUNTERS),
-        *((name, "i8") for name in ("budget", "memory", "stamp", "walk", "issued", "step", "evictable")),
-        *((name, "i8") for name in ("runs", "search_ns", "status", "needed", "failed", "seed", "groups", "events")),
-        *((name, "i8") for name in ("mode", "dealloc", "in_place", "cost", "own", "gain", "staleness", "search")),
-        *((name, "i8") for name in ("least", "frames", "held", "waiting", "tried", "most", "drops")),
+        *((name, "i8") for name in ("budget", "memory", "stamp", "walk", "issued", "statement", "candidate_count")),
+        *(
+            (name, "i8")
+            for name in ("runs", "search_ns", "status", "needed", "failed", "seed", "class_count", "events")
+        ),
+        *(
+            (name, "i8")
+            for name in ("mode", "dealloc", "in_place", "cost", "includes_own", "gain", "staleness", "search")
+        ),
+        *(
+            (name, "i8")
+            for name in ("least_bytes", "frames", "held", "waiting", "tried", "most_recomputations", "drops_recomputed")
+        ),
     ],
     align=True,
 )
 """One record: clock, counters, settings."""
-GROUP = np.dtype([("mark", "i8"), ("value", "f8"), ("members", "i4"), ("spare", "i4")], align=True)
+CLASS = np.dtype([("mark", "i8"), ("value", "f8"), ("members", "i4"), ("spare", "i4")], align=True)
 """A class of evicted storages; `spare` holds, apart from that, numbers that no class has."""
 FRAME = np.dtype([("tensor", "i4"), ("next", "i4"), ("held", "i4"), ("repeated", "i1")], align=True)
 
@@ -111,11 +121,11 @@ class Machine(NamedTuple):
     calls: Any
     args: Any  # tensors that calls read
     tensors_of: Any  # tensors of storages
-    steps: Any  # what a step does, and to which tensor or call
+    statements: Any  # what a statement does, and to which tensor or call
     near: Any  # storages that others were computed from, or that were computed from them
     near_call: Any  # the call that made the link
-    pool: Any  # ids of evictable storages, in no order
-    groups: Any  # classes of evicted storages
+    candidates: Any  # ids of storages that may be evicted, in no order
+    classes: Any  # of evicted storages
     frames: Any  # the stack of what is being made, each waiting for the one after it
     held: Any  # for each operand of those, whether it is locked
     walk: Any  # scratch space of walks over evicted storages
@@ -146,10 +156,10 @@ def layout(program: Program) -> dict[str, Any]:
     upward, storages["up"], storages["all_ups"] = _grouped(links[:, 0], len(roots))
     downward, storages["down"], storages["all_downs"] = _grouped(links[:, 1], len(roots))
     storages["down"] += len(links)
-    steps = [
-        (_CODES[type(step)], step.call if isinstance(step, RunCall) else step.tensor)
-        for step in program.steps
-        if not isinstance(step, Note)
+    statements = [
+        (_CODES[type(each)], each.call if isinstance(each, RunCall) else each.tensor)
+        for each in program.statements
+        if not isinstance(each, Note)
     ]
     return {
         "storages": storages,
@@ -157,7 +167,7 @@ def layout(program: Program) -> dict[str, Any]:
         "calls": calls,
         "args": np.array([t for call in program.calls for t in call.reads], dtype=np.int32),
         "tensors_of": tensors_of,
-        "steps": np.array(steps, dtype=np.int32).reshape(-1, 2),
+        "statements": np.array(statements, dtype=np.int32).reshape(-1, 2),
         "near": np.concatenate([links[upward, 1], links[downward, 0]]),
         "near_call": np.concatenate([links[upward, 2], links[downward, 2]]),
     }
@@ -167,11 +177,11 @@ def _storages(program: Program, roots: Any, tensors: Any) -> Any:
     storages = records(len(roots), STORAGE)
     storages["root"] = roots
     storages["bytes"] = [program.tensors[t].size_bytes for t in roots]
-    for name in ("slot", "group", "block"):
+    for name in ("slot", "class_", "block"):
         storages[name] = -1
     storages["last"] = -np.inf
     storages["dirty"] = 1
-    storages["lent"] = np.isin(roots, [s.tensor for s in program.steps if isinstance(s, Constant) and s.lent])
+    storages["lent"] = np.isin(roots, [s.tensor for s in program.statements if isinstance(s, Constant) and s.lent])
     dense, once = np.array([*((c.dense, c.once) for c in program.calls), (False, False)]).T  # the last: of constants
     storages["dense"] = dense[tensors["call"][roots]]
     storages["fixed"] = tensors["call"][roots] < 0
@@ -217,8 +227,8 @@ class Task:
 
     Attributes:
       budget: Bytes; None for no limit.
-      limit: The price of recomputations at which a run is given up.
-      most: Their number at which it is.
+      most_recompute_price: The price of recomputations at which a run is given up.
+      most_recomputations: Their number at which it is.
 
     Example:
       >>> from jaxckpt import dynamic
@@ -232,14 +242,14 @@ class Task:
     budget: int | None
     rule: Evictor
     memory: Memory
-    limit: float = np.inf
-    most: int = 2**62
+    most_recompute_price: float = np.inf
+    most_recomputations: int = 2**62
     seed: int = 0
     record: bool = False
 
 
 def machine_of(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Machine:
-    """A machine before its first step, with room for so many events; `parts` is a program's `layout`."""
+    """A machine before its first statement, with space for so many events; `parts` is a program's `layout`."""
     memory, storages = task.memory, parts["storages"].copy()
     storages["bytes"] = -(-storages["bytes"] // memory.alignment) * memory.alignment
     count, total = len(storages), int(storages["bytes"].sum())
@@ -249,8 +259,8 @@ def machine_of(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Mach
     zone = memory.small_bytes * memory.small_slots if addressed else 0
     zone = 0 if zone > capacity // 16 else zone
     small = memory.small_bytes if zone else 0
-    groups = records(count, GROUP)
-    groups["spare"] = range(count)
+    classes = records(count, CLASS)
+    classes["spare"] = range(count)
     blocks = make_blocks(
         capacity, most=count, groups=memory.groups, zone=zone, small=small, first=memory.fit is Fit.FIRST
     )
@@ -258,8 +268,8 @@ def machine_of(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Mach
     return Machine(
         **{**parts, **changed},
         now=_now(task, budget, small=small),
-        pool=np.zeros(count, dtype=np.int32),
-        groups=groups,
+        candidates=np.zeros(count, dtype=np.int32),
+        classes=classes,
         frames=records(len(parts["tensors"]) + 1, FRAME),
         held=np.zeros(len(parts["args"]) + 1, dtype=np.int8),
         walk=np.zeros(count + 1, dtype=np.int32),
@@ -279,10 +289,10 @@ def _now(task: Task, budget: int, *, small: int) -> Any:
     settings = {
         "tried": -1,
         "clock": 1.0,  # what was never read is then staler than what was read at once
-        "limit": task.limit,
-        "most": task.most,
-        "penalty": rule.repeated,
-        "nudge": rule.nudge,
+        "most_recompute_price": task.most_recompute_price,
+        "most_recomputations": task.most_recomputations,
+        "repeat_factor": rule.repeat_factor,
+        "offset": rule.offset,
         "clock_unit": DTE_CLOCK_BYTES if rule.by_bytes else 1.0,
         "time_exponent": rule.time_exponent,
         "memory_exponent": rule.memory_exponent,
@@ -291,13 +301,13 @@ def _now(task: Task, budget: int, *, small: int) -> Any:
         "mode": memory.mode,
         "dealloc": memory.dealloc,
         "in_place": memory.in_place,
-        "drops": memory.drops_recomputed,
+        "drops_recomputed": memory.drops_recomputed,
         "cost": rule.cost,
-        "own": rule.own,
-        "gain": rule.size,
+        "includes_own": rule.includes_own,
+        "gain": rule.size,  # numpy's records have a `size` of their own
         "staleness": rule.staleness,
         "search": rule.search,
-        "least": max(rule.least_bytes, small + 1 if small else 0),
+        "least_bytes": max(rule.least_bytes, small + 1 if small else 0),
     }
     for name, value in settings.items():
         now[name] = value

@@ -19,9 +19,9 @@ from jaxckpt.dynamic.state import Machine
 def make_class(m: Machine, s: int, value: float) -> None:
     """Makes a storage that is in no class one of its own."""
     now, st = m.now[0], m.storages[s]
-    st.group, st.next, st.before = m.groups[now.groups].spare, s, s
-    now.groups += 1
-    made = m.groups[st.group]
+    st.class_, st.next, st.before = m.classes[now.class_count].spare, s, s
+    now.class_count += 1
+    made = m.classes[st.class_]
     made.mark, made.value, made.members = 0, value, 1
 
 
@@ -39,21 +39,21 @@ def join_neighbours(m: Machine, s: int) -> None:
 @compiled
 def join(m: Machine, s: int, other: int) -> None:
     """Makes one class of two storages' classes, where the other one is in any."""
-    st, groups = m.storages, m.groups
-    if st[other].group < 0 or st[s].group == st[other].group:
+    st, classes = m.storages, m.classes
+    if st[other].class_ < 0 or st[s].class_ == st[other].class_:
         return
-    if groups[st[s].group].members > groups[st[other].group].members:
+    if classes[st[s].class_].members > classes[st[other].class_].members:
         s, other = other, s
-    small, large = st[s].group, st[other].group
+    small, large = st[s].class_, st[other].class_
     member = s
-    for _ in range(groups[small].members):
-        st[member].group = large
+    for _ in range(classes[small].members):
+        st[member].class_ = large
         member = st[member].next
     after, after_other = st[s].next, st[other].next
     st[s].next, st[after_other].before = after_other, s
     st[other].next, st[after].before = after, other
-    groups[large].value += groups[small].value
-    groups[large].members += groups[small].members
+    classes[large].value += classes[small].value
+    classes[large].members += classes[small].members
     drop_class(m, small)
 
 
@@ -61,17 +61,17 @@ def join(m: Machine, s: int, other: int) -> None:
 def leave(m: Machine, s: int) -> None:
     """Takes a storage that came back off its class."""
     st = m.storages[s]
-    group = m.groups[st.group]
-    group.value -= st.cost
-    group.members -= 1
+    left = m.classes[st.class_]
+    left.value -= st.cost
+    left.members -= 1
     m.storages[st.before].next, m.storages[st.next].before = st.next, st.before
-    if group.members == 0:
-        drop_class(m, st.group)
-    st.group = -1
+    if left.members == 0:
+        drop_class(m, st.class_)
+    st.class_ = -1
 
 
 @compiled
-def drop_class(m: Machine, group: int) -> None:
+def drop_class(m: Machine, number: int) -> None:
     """Makes the number of a class spare."""
-    m.now[0].groups -= 1
-    m.groups[m.now[0].groups].spare = group
+    m.now[0].class_count -= 1
+    m.classes[m.now[0].class_count].spare = number

@@ -13,7 +13,7 @@ def test_cost_density_is_the_time_of_a_byte_of_products_over_that_of_others():
     tensors = tuple(Tensor(name=f"t{i}", size_bytes=size) for i, size in enumerate(sizes))
     rows = enumerate(zip(prices, dense, strict=True))
     calls = tuple(Call(name="op", price=price, reads=(), writes=(i,), dense=kind) for i, (price, kind) in rows)
-    assert cost_density(Program(tensors=tensors, calls=calls, steps=())) == pytest.approx(6.0)
+    assert cost_density(Program(tensors=tensors, calls=calls, statements=())) == pytest.approx(6.0)
 
 
 def test_products_of_the_float32_target_run_on_its_lanes():

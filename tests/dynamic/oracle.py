@@ -23,8 +23,8 @@ class Reference:
         self.classes = {}
 
     def run(self):
-        for step in self.program.steps:
-            match step:
+        for statement in self.program.statements:
+            match statement:
                 case Constant(tensor=t):
                     self.free(self.size(t))
                     self.memory += self.size(t)

@@ -8,10 +8,10 @@ from jaxckpt.dynamic.program import Call, Constant, Get, Keep, Program, Release,
 @st.composite
 def programs(draw, *, most_calls=24, multiple=True, donated=False, once=False):
     """A program of up to `most_calls` calls whose reads are of what is still named."""
-    tensors, calls, steps, names = [], [], [], {}
+    tensors, calls, statements, names = [], [], [], {}
     for _ in range(draw(st.integers(0, 2))):
         tensors.append(Tensor(name=f"c{len(tensors)}", size_bytes=draw(st.integers(1, 4))))
-        steps.append(Constant(len(tensors) - 1, lent=not (donated and draw(st.booleans()))))
+        statements.append(Constant(len(tensors) - 1, lent=not (donated and draw(st.booleans()))))
         names[len(tensors) - 1] = 1
     for number in range(draw(st.integers(most_calls // 3, most_calls))):
         alive = sorted(t for t, count in names.items() if count)
@@ -33,14 +33,14 @@ def programs(draw, *, most_calls=24, multiple=True, donated=False, once=False):
                 dense=draw(st.booleans()),
             )
         )
-        steps.append(RunCall(number))
+        statements.append(RunCall(number))
         for _ in range(draw(st.integers(0, 2))):
             t = draw(st.sampled_from(sorted(names)))
             if names[t]:
                 more = draw(st.integers(0, 4)) == 0
-                steps.append(Get(t) if more else Release(t))
+                statements.append(Get(t) if more else Release(t))
                 names[t] += 1 if more else -1
-    steps += [Keep(t) for t, count in names.items() if count and draw(st.booleans())]
-    program = Program(tensors=tuple(tensors), calls=tuple(calls), steps=tuple(steps))
+    statements += [Keep(t) for t, count in names.items() if count and draw(st.booleans())]
+    program = Program(tensors=tuple(tensors), calls=tuple(calls), statements=tuple(statements))
     program.validate()
     return program

@@ -43,9 +43,9 @@ def test_a_call_an_op_in_order_and_a_valid_program():
     program = program_from_graph(graph)
     program.validate()
     assert [call.name for call in program.calls] == [op.primitive for op in graph.ops]
-    assert sum(isinstance(step, RunCall) for step in program.steps) == len(graph.ops)
-    assert [step.text for step in program.steps if isinstance(step, Note)] == ["BACKWARD"]
-    assert sum(isinstance(step, Keep) for step in program.steps) == 1
+    assert sum(isinstance(each, RunCall) for each in program.statements) == len(graph.ops)
+    assert [each.text for each in program.statements if isinstance(each, Note)] == ["BACKWARD"]
+    assert sum(isinstance(each, Keep) for each in program.statements) == 1
 
 
 def test_views_have_no_bytes_unless_they_are_said_to_be_copies():
@@ -59,9 +59,9 @@ def test_views_have_no_bytes_unless_they_are_said_to_be_copies():
 
 def test_all_but_lent_arguments_are_released_after_the_last_read():
     program = program_from_graph(graph_of(jax.grad(loss), SHAPE, SHAPE))
-    constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
-    released = {step.tensor for step in program.steps if isinstance(step, Release)}
-    kept = {step.tensor for step in program.steps if isinstance(step, Keep)}
+    constants = {each.tensor for each in program.statements if isinstance(each, Constant)}
+    released = {each.tensor for each in program.statements if isinstance(each, Release)}
+    kept = {each.tensor for each in program.statements if isinstance(each, Keep)}
     assert released >= set(range(len(program.tensors))) - constants - kept
     found = simulate(program, budget=None, evictor="dtr_eq")
     assert found.ok and found.recomputations == 0

@@ -55,7 +55,7 @@ def test_every_instruction_is_read():
     assert [call.price for call in program.calls] == [700, 10, 30]
     assert program.tensors[3].view_of == 1 and program.tensors[3].size_bytes == 0
     assert program.calls[2].replaces == (1,) and program.tensors[4].size_bytes == 8
-    kinds = [type(step).__name__ for step in program.steps]
+    kinds = [type(each).__name__ for each in program.statements]
     assert kinds == [
         *[
             "Constant",
@@ -72,7 +72,7 @@ def test_every_instruction_is_read():
         ],
         *["Keep"] * 3,
     ]
-    assert {step.tensor for step in program.steps if isinstance(step, Keep)} == {0, 2, 4}
+    assert {each.tensor for each in program.statements if isinstance(each, Keep)} == {0, 2, 4}
 
 
 def test_what_stands_before_the_start_can_be_read_too():
@@ -92,17 +92,17 @@ def test_what_is_written_is_read_back(program):
     assert [(c.price, c.reads, c.writes) for c in again.calls] == [(c.price, c.reads, c.writes) for c in program.calls]
     assert [t.size_bytes for t in again.tensors] == [t.size_bytes for t in program.tensors]
     assert [t.view_of for t in again.tensors] == [t.view_of for t in program.tensors]
-    wanted = [step for step in program.steps if isinstance(step, (RunCall, Get, Release))]
-    assert [step for step in again.steps if isinstance(step, (RunCall, Get, Release))] == wanted
+    wanted = [each for each in program.statements if isinstance(each, (RunCall, Get, Release))]
+    assert [each for each in again.statements if isinstance(each, (RunCall, Get, Release))] == wanted
 
 
 def test_the_unit_chain_counts_the_same_from_a_file(tmp_path):
     write_log(unit_chain(16), tmp_path / "chain.log")
     chain = read_log(tmp_path / "chain.log")
-    without_results = tuple(step for step in chain.steps if not isinstance(step, (Keep, Note)))
+    without_results = tuple(each for each in chain.statements if not isinstance(each, (Keep, Note)))
     assert (
         simulate(
-            type(chain)(tensors=chain.tensors, calls=chain.calls, steps=without_results), budget=8, evictor="dtr"
+            type(chain)(tensors=chain.tensors, calls=chain.calls, statements=without_results), budget=8, evictor="dtr"
         ).operations
         == 41
     )

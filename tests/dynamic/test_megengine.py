@@ -38,7 +38,7 @@ def test_by_default_eviction_begins_when_an_allocation_fails_and_spares_small_va
     assert settings["evictor"] == replace(EVICTORS["dte"], least_bytes=MIB + 1)
     tensors = tuple(Tensor(name=f"t{i}", size_bytes=size) for i, size in enumerate((MIB, MIB + 1, 2 * MIB)))
     calls = tuple(Call(name="make", price=1, reads=(), writes=(i,)) for i in range(3))
-    program = Program(tensors=tensors, calls=calls, steps=tuple(map(RunCall, range(3))))
+    program = Program(tensors=tensors, calls=calls, statements=tuple(map(RunCall, range(3))))
     found = simulate(program, record=True, **megengine_dtr(3 * MIB + 1))
     assert found.ok and evicted(found) == [1], "the stalest has one mebibyte, and stays"
 
@@ -101,7 +101,7 @@ def planned(**factors):
         Call(name=name, price=1, reads=tuple(names.index(r) for r in reads.get(name, "")), writes=(i,))
         for i, name in enumerate(names)
     )
-    program = Program(tensors=tensors, calls=calls, steps=tuple(map(RunCall, range(len(names)))))
+    program = Program(tensors=tensors, calls=calls, statements=tuple(map(RunCall, range(len(names)))))
     settings = megengine_dtr_config(eviction_threshold=7, evictee_minimum_size=1, **factors)
     events = simulate(program, record=True, **settings).events
     before_e = events[: events.index(Event(EventKind.RUN, names.index("e")))]

@@ -13,8 +13,8 @@ def task(program, share, rule="dtr_eq", **changes):
         "budget": max(1, int(unlimited_bytes(program) * share)),
         "rule": evictor(rule),
         "memory": Memory(),
-        "limit": math.inf,
-        "most": 10**5,
+        "most_recompute_price": math.inf,
+        "most_recomputations": 10**5,
         "seed": 0,
         "record": False,
     }

@@ -83,7 +83,7 @@ def test_every_rule_in_every_memory_keeps_its_promises(rule, data, program, shar
 
 def check_events(program, found):
     """Replays what is said to have happened: operands are there when a call runs, results are there at the end."""
-    there = {step.tensor for step in program.steps if isinstance(step, Constant)}
+    there = {each.tensor for each in program.statements if isinstance(each, Constant)}
     storage = program.storage
     for event in found.events:
         if event.kind is EventKind.RUN:
@@ -93,7 +93,7 @@ def check_events(program, found):
         else:
             assert event.id in there
             there.discard(event.id)
-    assert {storage[step.tensor] for step in program.steps if isinstance(step, Keep)} <= there
+    assert {storage[each.tensor] for each in program.statements if isinstance(each, Keep)} <= there
 
 
 @pytest.mark.parametrize("rule", ["lru", "size", "local", "dtr_eq"])
@@ -107,7 +107,7 @@ def test_what_a_lost_view_is_computed_from_stays(rule):
             Call(name=f"call{i}", price=1, reads=reads, writes=writes, once=not i)
             for i, (reads, writes) in enumerate(links)
         ),
-        steps=(
+        statements=(
             *(RunCall(call=call) for call in range(5)),
             Release(tensor=4),
             RunCall(call=5),
@@ -171,7 +171,7 @@ def rows(*sizes, price=1.0, **facts):
     """One call for each size, none of which reads anything; then one that needs as much as the first two have."""
     tensors = tuple(Tensor(name=f"t{i}", size_bytes=size) for i, size in enumerate(sizes))
     calls = tuple(Call(name="make", price=price, reads=(), writes=(i,), **facts) for i in range(len(sizes)))
-    return Program(tensors=tensors, calls=calls, steps=tuple(RunCall(i) for i in range(len(sizes))))
+    return Program(tensors=tensors, calls=calls, statements=tuple(RunCall(i) for i in range(len(sizes))))
 
 
 def evicted(found):
@@ -192,8 +192,8 @@ def test_dte_prefers_what_lies_beside_free_memory():
     # a b c d fill the memory; b is released, so a and c have free bytes beside them, d has none.
     tensors = tuple(Tensor(name=n, size_bytes=s) for n, s in (("a", 4), ("b", 2), ("c", 4), ("d", 4), ("e", 6)))
     calls = tuple(Call(name="make", price=1, reads=(), writes=(i,)) for i in range(5))
-    program = Program(tensors=tensors, calls=calls, steps=(*map(RunCall, range(4)), Release(1), RunCall(4)))
-    rule = replace(EVICTORS["dte"], nudge=1.0, by_bytes=False)
+    program = Program(tensors=tensors, calls=calls, statements=(*map(RunCall, range(4)), Release(1), RunCall(4)))
+    rule = replace(EVICTORS["dte"], offset=1.0, by_bytes=False)
     found = simulate(program, budget=14, evictor=rule, memory=Memory(mode=Mode.HARD), record=True)
     assert evicted(found) == [1, 0], "released, then the stalest that has the free bytes beside it"
     alone = simulate(
@@ -232,7 +232,7 @@ def test_fragmentation_is_what_is_free_when_a_request_is_refused():
     program = Program(
         tensors=tuple(Tensor(name=n, size_bytes=s) for n, s in (("a", 3), ("b", 3), ("c", 3), ("d", 5))),
         calls=tuple(Call(name="make", price=1, reads=(), writes=(i,)) for i in range(4)),
-        steps=(RunCall(0), RunCall(1), RunCall(2), Release(0), Release(2), RunCall(3)),
+        statements=(RunCall(0), RunCall(1), RunCall(2), Release(0), Release(2), RunCall(3)),
     )
     found = simulate(program, budget=10, evictor="lru", memory=Memory(mode=Mode.HARD))
     assert found.ok and found.refused == 1 and found.forced_evictions == 1
@@ -249,7 +249,7 @@ def update(*, once=False):
             Call(name="update", price=1, reads=(0,), writes=(2,), replaces=(0,), once=once),
             Call(name="read", price=1, reads=(1, 2), writes=(3,)),
         ),
-        steps=(Constant(0, lent=False), RunCall(0), RunCall(1), Release(0), RunCall(2), Keep(2), Keep(3)),
+        statements=(Constant(0, lent=False), RunCall(0), RunCall(1), Release(0), RunCall(2), Keep(2), Keep(3)),
     )
 
 
@@ -284,12 +284,12 @@ def test_coop_is_better_with_each_of_its_parts_on_a_network():
 
 def network(layers=24):
     """Layers of a dense call, two cheap ones of other sizes; a backward that reads all of them in reverse."""
-    tensors, calls, steps, forward = [], [], [], []
+    tensors, calls, statements, forward = [], [], [], []
 
     def call(name, price, size, reads, dense=False):
         tensors.append(Tensor(name=name, size_bytes=size))
         calls.append(Call(name=name, price=price, reads=tuple(reads), writes=(len(tensors) - 1,), dense=dense))
-        steps.append(RunCall(len(calls) - 1))
+        statements.append(RunCall(len(calls) - 1))
         return len(tensors) - 1
 
     for i in range(layers):
@@ -300,9 +300,9 @@ def network(layers=24):
     for t in reversed(forward):
         before = gradient
         gradient = call("back", 20, tensors[t].size_bytes, [t] if before is None else [t, before])
-        steps += [Release(t)] + ([] if before is None else [Release(before)])
-    steps.append(Keep(gradient))
-    return Program(tensors=tuple(tensors), calls=tuple(calls), steps=tuple(steps))
+        statements += [Release(t)] + ([] if before is None else [Release(before)])
+    statements.append(Keep(gradient))
+    return Program(tensors=tuple(tensors), calls=tuple(calls), statements=tuple(statements))
 
 
 def test_a_rule_is_data():
@@ -325,7 +325,7 @@ def test_a_compiled_loop_may_be_called_from_python(rule):
     """Only the entrance has a wrapper for that; a call of any other one's machine code would end the process."""
     program, memory = unit_chain(16), Memory(mode=Mode.HARD)
     machine = machine_of(layout(program), Task(budget=6, rule=EVICTORS[rule], memory=memory))
-    assert advance(machine, len(machine.steps)) == len(machine.steps)
+    assert advance(machine, len(machine.statements)) == len(machine.statements)
     assert machine.now[0].recomputations == simulate(program, budget=6, evictor=rule, memory=memory).recomputations > 0
 
 

@@ -62,9 +62,9 @@ def test_three_steps_triple_the_calls_over_the_same_constants(programs):
     three.validate()
     assert len(three.calls) == 3 * len(one.calls) and three.base_price == pytest.approx(3 * one.base_price)
     assert three.constant_bytes == one.constant_bytes
-    kept, constants = ([s for s in three.steps if isinstance(s, kind)] for kind in (Keep, Constant))
+    kept, constants = ([s for s in three.statements if isinstance(s, kind)] for kind in (Keep, Constant))
     assert len(constants) == 2 * DEPTH + 1 and len(kept) == 2 * DEPTH + 1, "the states and the loss of the last step"
-    released = [s.tensor for s in three.steps if isinstance(s, Release)]
+    released = [s.tensor for s in three.statements if isinstance(s, Release)]
     assert len(released) == len(set(released)), "nothing is released twice"
     assert unlimited_bytes(three) == unlimited_bytes(one)
 

@@ -170,7 +170,9 @@ class Runner:
         trace_s = time.perf_counter() - begin
         budget = self._budget
         budget = None if budget is None else budget_bytes(budget, baseline_bytes=most_bytes)
-        online = Online(prepared.program, replace(task_of(prepared.program, budget, self._options), limit=inf))
+        online = Online(
+            prepared.program, replace(task_of(prepared.program, budget, self._options), most_recompute_price=inf)
+        )
         arrays = Arrays(prepared, prepared.arrays(call.leaves), self._operations)
         compute_s = self._go_through(prepared, online, arrays)
         counters = online.simulation(time.perf_counter() - begin)

@@ -109,8 +109,8 @@ def timed_scopes(
 def _run(prepared: Prepared, arrays: dict[int, Any]) -> Iterator[float]:
     """Seconds of each op in order; what nobody reads any more is let go."""
     running = Operations()
-    for step in prepared.program.steps:
-        match step:
+    for statement in prepared.program.statements:
+        match statement:
             case RunCall(call):
                 operation = prepared.operations[call]
                 operands = operation.operands_in(arrays)
