@@ -27,10 +27,11 @@ from jaxckpt.cost import HostLinkQueue, Rates
 from jaxckpt.hlo.memory import Kernel, MemoryMap, Part, Transfer
 from jaxckpt.hlo.program import COLLECTIVES
 
-_WAITS = (
+_NO_KERNEL_TIME = (
     *("copy-start", "copy-done", "async-start", "async-done"),
     *("all-reduce-done", "all-gather-done", "collective-permute-done"),
 )
+"""Halves of asynchronous instructions: they occupy no kernel time of their own."""
 
 
 def roofline_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
@@ -38,7 +39,7 @@ def roofline_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
 
     Of a collective between hosts `in_host` devices of a group are in one host.
     """
-    if kernel.opcode in _WAITS or kernel.is_copy:
+    if kernel.opcode in _NO_KERNEL_TIME or kernel.is_copy:
         return 0.0
     if kernel.opcode.removesuffix("-start") in COLLECTIVES:
         return rates.exchange_s(kernel.traffic_bytes, in_host=in_host)
@@ -50,7 +51,7 @@ def roofline_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
 
 def kernel_s(kernel: Kernel, rates: Rates, *, in_host: int = 0) -> float:
     """Seconds of one run of a kernel; `in_host` is that of `roofline_s`."""
-    if kernel.opcode in _WAITS or kernel.is_copy:
+    if kernel.opcode in _NO_KERNEL_TIME or kernel.is_copy:
         return 0.0
     return rates.launch_s + roofline_s(kernel, rates, in_host=in_host)
 

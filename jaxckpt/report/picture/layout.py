@@ -2,7 +2,7 @@
 
 Nothing here knows pixels of a page, colours or fonts; `figure` and `page` draw what `layout` returns. Buffers that
 would be thinner than a pixel are folded with their neighbours of the same group, time and address, and a curve of
-many kernels keeps of each short stretch the kernel at which most is alive, so that no peak is lost.
+many kernels keeps of each short range the kernel at which most is alive, so that no peak is lost.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ ColourKey = Literal["layer", "role", "part", "line"]
 """Ways to colour buffers: by scope, by role, by part of the step, by line of code."""
 KEYS: tuple[ColourKey, ...] = get_args(ColourKey)
 
-_LATE = (Part.BACKWARD, Part.RECOMPUTE)
+_BACKWARD_PARTS = (Part.BACKWARD, Part.RECOMPUTE)
 _MOST_SHARE = 0.5
 """Of the picture: where one layer covers more, another key may tell more buffers apart."""
 _MOST_RECTANGLES = 5000
@@ -51,7 +51,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class KernelRange:
     """Kernels `[start, stop)` under one label, or shown by the one `at` which most temporaries are alive."""
 
     start: int
@@ -74,10 +74,12 @@ class Picture:
     groups: dict[ColourKey, tuple[Group, ...]]
     first_key: ColourKey
     rectangles: tuple[Rectangle, ...]  # large ones first, so that small ones are drawn over them
-    samples: tuple[Stretch, ...]  # the stretches of time of the curves
+    samples: tuple[KernelRange, ...]  # the ranges of the curves
     curves: dict[ColourKey, tuple[tuple[int, ...], ...]]  # for each key and group the bytes alive at each sample
-    parts: tuple[Stretch, ...]  # of the step, kernel by kernel, equal neighbours joined; labels are values of `Part`
-    phases: tuple[Stretch, ...]  # the same in a few words for the time axis
+    parts: tuple[
+        KernelRange, ...
+    ]  # of the step, kernel by kernel, equal neighbours joined; labels are values of `Part`
+    phases: tuple[KernelRange, ...]  # the same in a few words for the time axis
 
 
 def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600) -> Picture:
@@ -226,16 +228,16 @@ def _joined(members: list[Rectangle]) -> Rectangle:
     )
 
 
-def _samples(live_bytes: Sequence[int], points: int) -> tuple[Stretch, ...]:
-    """Equal stretches; of equal kernels the first, as in `MemoryMap.peak`."""
+def _samples(live_bytes: Sequence[int], points: int) -> tuple[KernelRange, ...]:
+    """Equal ranges; of equal kernels the first, as in `MemoryMap.peak`."""
     step = max(1, -(-len(live_bytes) // points))
     kernels = range(len(live_bytes))
-    stretches = (kernels[start : start + step] for start in kernels[::step])
-    return tuple(Stretch(start=s.start, stop=s.stop, at=max(s, key=live_bytes.__getitem__)) for s in stretches)
+    ranges = (kernels[start : start + step] for start in kernels[::step])
+    return tuple(KernelRange(start=s.start, stop=s.stop, at=max(s, key=live_bytes.__getitem__)) for s in ranges)
 
 
 def _curves(
-    placed: list[Rectangle], key: ColourKey, count: int, samples: tuple[Stretch, ...], memory: MemoryMap
+    placed: list[Rectangle], key: ColourKey, count: int, samples: tuple[KernelRange, ...], memory: MemoryMap
 ) -> tuple[tuple[int, ...], ...]:
     changes = np.zeros((count, len(memory.kernels) + 1), np.int64)
     for each in placed:
@@ -244,25 +246,27 @@ def _curves(
     return tuple(map(tuple, np.cumsum(changes, axis=1)[:, at].tolist())) if at else ((),) * count
 
 
-def _parts(memory: MemoryMap, width: int) -> tuple[Stretch, ...]:
+def _parts(memory: MemoryMap, width: int) -> tuple[KernelRange, ...]:
     """Group that most kernels of each pixel belong to."""
     parts = [kernel.part for kernel in memory.kernels]
     step = max(1, -(-len(parts) // width))
     pixels = [(at, Counter(parts[at : at + step]).most_common(1)[0][0]) for at in range(0, len(parts), step)]
     joined = [(part, [at for at, _ in run]) for part, run in groupby(pixels, key=lambda pixel: pixel[1])]
-    return tuple(Stretch(start=at[0], stop=min(at[-1] + step, len(parts)), label=part.value) for part, at in joined)
+    return tuple(KernelRange(start=at[0], stop=min(at[-1] + step, len(parts)), label=part.value) for part, at in joined)
 
 
-def _phases(memory: MemoryMap) -> tuple[Stretch, ...]:
+def _phases(memory: MemoryMap) -> tuple[KernelRange, ...]:
     """Forward until the first backward kernel, backward until the last, and what comes after; updates between."""
     parts = [kernel.part for kernel in memory.kernels]
     middle = memory.backward
-    end = max((at + 1 for at, part in enumerate(parts) if part in _LATE), default=middle)
+    end = max((at + 1 for at, part in enumerate(parts) if part in _BACKWARD_PARTS), default=middle)
     within = parts[middle:end].count(Part.UPDATE)
     after = "update" if Part.UPDATE in parts[end:] else "end"
     phases = (
-        Stretch(start=0, stop=middle, label="forward"),
-        Stretch(start=middle, stop=end, label="backward and update" if within > (end - middle) / 20 else "backward"),
-        Stretch(start=end, stop=len(parts), label=after),
+        KernelRange(start=0, stop=middle, label="forward"),
+        KernelRange(
+            start=middle, stop=end, label="backward and update" if within > (end - middle) / 20 else "backward"
+        ),
+        KernelRange(start=end, stop=len(parts), label=after),
     )
     return tuple(phase for phase in phases if phase.stop > phase.start)
