@@ -33,8 +33,8 @@ def lint(
         step = load_step(reference)
         say("tracing the step")
         findings = lint_step(step, policy=chosen, target=target)
-    shell.show(findings_report(findings), dataclasses.asdict(findings) | {"ok": not findings.void}, unfold=True)
-    if findings.void:
+    shell.show(findings_report(findings), dataclasses.asdict(findings) | {"ok": not findings.errors}, unfold=True)
+    if findings.errors:
         raise typer.Exit(EXIT_REFUSED)
 
 

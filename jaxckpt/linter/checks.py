@@ -42,9 +42,9 @@ class Lint:
                 code=self.code,
                 title=self.title,
                 where=diagnostic.where,
-                said=diagnostic.text,
+                text=diagnostic.text,
                 fix=diagnostic.fix,
-                void=self.is_error,
+                is_error=self.is_error,
             )
 
 
@@ -56,9 +56,9 @@ POLICY_LINTS = (
     _advice("small-offload", "a small value is offloaded", policies.small_offloads),
     _advice("scores-saved", "a rule on products saves attention scores", policies.saved_scores),
     _advice("kernel-recomputed", "an opaque kernel is recomputed", policies.kernels_recomputed_by_policy),
-    _advice("light-value-saved", "a rule saves a mask or a broadcast", policies.saved_argument_derived),
+    _advice("argument-derived-saved", "a rule saves a mask or a broadcast", policies.saved_argument_derived),
     _advice("no-memory-saved", "the policy recomputes and saves no memory", policies.no_memory_saved),
-    _advice("random-drawn-again", "random bits are drawn twice on several devices", steps.planned_redraws),
+    _advice("random-redrawn-by-policy", "random bits are drawn twice on several devices", steps.planned_redraws),
 )
 """Lints of a policy, and of the policies of marks, against the step."""
 
@@ -79,9 +79,11 @@ CHECKPOINT_LINTS = (
     _advice("scope-twice", "the same scope is checkpointed twice", scopes.same_scope_twice),
     _advice("missing-names", "some names of a policy are not in the step", scopes.missing_names),
     _advice("dots-saving-scores", "a policy of products saves attention scores", scopes.dots_saving_scores),
-    _advice("kernel-again", "an opaque kernel is not covered", scopes.kernels_recomputed_by_checkpoint),
-    _advice("callback-again", "a host call inside a checkpoint", scopes.repeated_callbacks),
-    _advice("random-again", "random bits inside a checkpoint on several devices", scopes.redrawn_random),
+    _advice(
+        "kernel-recomputed-by-checkpoint", "an opaque kernel is not covered", scopes.kernels_recomputed_by_checkpoint
+    ),
+    _advice("callback-repeated", "a host call inside a checkpoint", scopes.repeated_callbacks),
+    _advice("random-redrawn", "random bits inside a checkpoint on several devices", scopes.redrawn_random),
     _advice("carry-saved", "a saved name is on a carry's output", partial(loops.named_carries, offloaded=False)),
     _advice("small-copy", "a small value is offloaded in a loop", loops.small_loop_offloads),
 )
@@ -92,7 +94,7 @@ STEP_LINTS = (
     _advice("logits-dominate", "the logits dominate", steps.dominating_logits),
     _advice("donation-missing", "state is not donated", steps.missing_donation),
     _advice("parameters-returned", "a scan returns its parameters", loops.returned_parameters),
-    _advice("light-value-stacked", "a scan stacks a mask or a broadcast", loops.stacked_argument_derived),
+    _advice("argument-derived-stacked", "a scan stacks a mask or a broadcast", loops.stacked_argument_derived),
     _advice("gathered-parameter-kept", "a gathered parameter is saved", steps.gathered_parameters),
     _advice("parameters-renamed", "nn.remat changed the paths of parameters", steps.renamed_parameters),
 )
@@ -121,7 +123,7 @@ def lint(
       static_argnums: Arguments that are not traced.
 
     Returns:
-      Errors first (`Finding.void`). An empty result is no proof that nothing is wrong.
+      Errors first (`Finding.is_error`). An empty result is no proof that nothing is wrong.
 
     Raises:
       PolicyError: There is no such policy.
@@ -149,22 +151,22 @@ def lint_traced(
     return Findings(
         step=traced.name,
         policy="" if policy is None else policy.name,
-        findings=tuple(sorted(found, key=lambda finding: not finding.void)),
+        findings=tuple(sorted(found, key=lambda finding: not finding.is_error)),
     )
 
 
 def raise_on_errors(findings: Findings) -> None:
     """Raises a `PolicyError` that names all errors, each with its fix; advice passes."""
-    errors = findings.void
+    errors = findings.errors
     if not errors:
         return
     of = f'policy "{findings.policy}"' if findings.policy else "a policy in the step"
     raise PolicyError(
         f"{of} does not fit {findings.step}.",
-        got="; ".join(f"({number}) {each.title}: {each.said}" for number, each in enumerate(errors, 1)),
+        got="; ".join(f"({number}) {each.title}: {each.text}" for number, each in enumerate(errors, 1)),
         needed="rules and names that this step has something for",
         advice="; ".join(dict.fromkeys(each.fix for each in errors)),
-        problems=tuple(each.said for each in errors),
+        problems=tuple(each.text for each in errors),
         findings=errors,
     )
 
@@ -175,6 +177,6 @@ def _folded(findings: Iterator[Finding]) -> Iterator[Finding]:
     for finding in findings:
         scope = _DIGITS.sub("*", finding.where.scope)
         place = (scope, finding.where.source)
-        message = (_DIGITS.sub("*", finding.fix),) if any(place) else (finding.said,)
+        message = (_DIGITS.sub("*", finding.fix),) if any(place) else (finding.text,)
         groups.setdefault((finding.code, *place, *message), []).append(finding)
     return (replace(group[0], count=len(group)) for group in groups.values())

@@ -26,16 +26,16 @@ class Finding:
       code: The kind of finding, a stable word: "unmatched-rule".
       title: The kind as a sentence without figures.
       where: Its location; the first of several.
-      said: The defect, with names and sizes.
+      text: The defect, with names and sizes.
       fix: What to do.
-      void: True if the user's request has no effect or gives a wrong result: an error. Other findings are advice.
+      is_error: True if the user's request has no effect or gives a wrong result: an error. Other findings are advice.
       count: The number of such locations.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxckpt
       >>> step = jax.grad(jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w).sum()))
       >>> (finding,) = jaxckpt.lint(step, jnp.eye(4), jnp.ones((2, 4)))
-      >>> finding.code, finding.void
+      >>> finding.code, finding.is_error
       ('whole-function', False)
       >>> print(finding.title)
       a checkpoint around everything
@@ -46,14 +46,14 @@ class Finding:
     code: str
     title: str
     where: Location
-    said: str
+    text: str
     fix: str
-    void: bool = False
+    is_error: bool = False
     count: int = 1
 
     def __str__(self) -> str:
         more = f" (and {self.count - 1} more)" if self.count > 1 else ""
-        return f"{self.code}: {self.title} [{self.where}{more}] {self.said} {self.fix}"
+        return f"{self.code}: {self.title} [{self.where}{more}] {self.text} {self.fix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -69,7 +69,7 @@ class Findings(Shown):
       >>> step = jax.grad(lambda w, x: jnp.sin(x @ w).sum())
       >>> policy = jaxckpt.Policy.from_toml('rule = [{name = "attention", decision = "save"}]')
       >>> findings = jaxckpt.lint(step, jnp.eye(4), jnp.ones((2, 4)), policy=policy)
-      >>> findings.codes, len(findings.void)
+      >>> findings.codes, len(findings.errors)
       (('unmatched-rule',), 1)
       >>> print(findings.of("unmatched-rule")[0].where)
       the step
@@ -100,9 +100,9 @@ class Findings(Shown):
         return tuple(dict.fromkeys(finding.code for finding in self.findings))
 
     @property
-    def void(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[Finding, ...]:
         """The errors: findings where a request has no effect or gives a wrong result."""
-        return tuple(finding for finding in self.findings if finding.void)
+        return tuple(finding for finding in self.findings if finding.is_error)
 
     def of(self, code: str) -> tuple[Finding, ...]:
         """The findings of one code."""

@@ -24,21 +24,21 @@ def _findings_title(findings: Findings) -> str:
     of = f'{findings.step} under "{findings.policy}"' if findings.policy else findings.step
     if not findings.findings:
         return f"{of}: nothing found"
-    void, advice = len(findings.void), len(findings) - len(findings.void)
-    counts = (f"{void} without effect or wrong" if void else "", f"{advice} to look at" if advice else "")
+    errors, advice = len(findings.errors), len(findings) - len(findings.errors)
+    counts = (f"{errors} without effect or wrong" if errors else "", f"{advice} to look at" if advice else "")
     return f"{of}: {', '.join(filter(None, counts))}"
 
 
 def _tables(findings: Findings) -> Iterator[Table]:
-    for title, void in (("Without effect, or wrong", True), ("Advice", False)):
-        rows = tuple(_finding_row(finding) for finding in findings if finding.void is void)
+    for title, is_error in (("Without effect, or wrong", True), ("Advice", False)):
+        rows = tuple(_finding_row(finding) for finding in findings if finding.is_error is is_error)
         if rows:
             yield Table(title=title, columns=columns("code", "where", "what", "fix"), rows=rows)
 
 
 def _finding_row(finding: Finding) -> tuple[str, ...]:
     more = f" and {finding.count - 1} more" if finding.count > 1 else ""
-    return finding.code, f"{finding.where}{more}", finding.said, finding.fix
+    return finding.code, f"{finding.where}{more}", finding.text, finding.fix
 
 
 def verification_report(verification: Verification) -> Section:

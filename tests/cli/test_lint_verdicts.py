@@ -62,7 +62,7 @@ def test_findings_as_json(train, wrong):
     data = json.loads(shown.stdout)
     assert not data["ok"]
     assert data["findings"][0]["code"] == "unmatched-rule"
-    assert data["findings"][0]["void"]
+    assert data["findings"][0]["is_error"]
 
 
 def test_verdicts_on_names(train):

@@ -25,13 +25,13 @@ class Pair:
       code: Of the lint.
       bad: Gives the findings of the step that has it.
       good: Gives those of the corrected step.
-      said: Something that the finding says.
+      text: A part of the finding's text.
     """
 
     code: str
     bad: Callable[[], Findings]
     good: Callable[[], Findings]
-    said: str = ""
+    text: str = ""
 
     def __str__(self) -> str:
         return self.code

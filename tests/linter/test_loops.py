@@ -65,37 +65,37 @@ PAIRS = (
         code="carry-offloaded",
         bad=found(trained(OFFLOAD, name_input=False), LAYERS, BATCH),
         good=found(trained(OFFLOAD, name_input=True), LAYERS, BATCH),
-        said="nothing is offloaded for it",
+        text="nothing is offloaded for it",
     ),
     Pair(
         code="carry-saved",
         bad=found(trained(SAVE, name_input=False), LAYERS, BATCH),
         good=found(trained(SAVE, name_input=True), LAYERS, BATCH),
-        said="nothing is saved for it",
+        text="nothing is saved for it",
     ),
     Pair(
         code="nested-offload",
         bad=found(nested(OFFLOAD), spec(2, 3, 8, 8), BATCH),
         good=found(trained(OFFLOAD, name_input=True), LAYERS, BATCH),
-        said="refuses to compile",
+        text="refuses to compile",
     ),
     Pair(
         code="small-copy",
         bad=found(trained(OFFLOAD, name_input=True), LAYERS, BATCH),
         good=found(trained(OFFLOAD, name_input=True), *LARGE),
-        said="128 B are copied to host memory",
+        text="128 B are copied to host memory",
     ),
     Pair(
         code="parameters-returned",
         bad=found(returning(weights=True), LAYERS, BATCH),
         good=found(returning(weights=False), LAYERS, BATCH),
-        said="float32[3,8,8] (768 B)",
+        text="float32[3,8,8] (768 B)",
     ),
     Pair(
-        code="light-value-stacked",
+        code="argument-derived-stacked",
         bad=found(masked(lambda body: body), spec(3), spec(512, 512)),
         good=found(masked(jax.checkpoint), spec(3), spec(512, 512)),
-        said="bool[3,512,512] (768 KiB)",
+        text="bool[3,512,512] (768 KiB)",
     ),
 )
 
@@ -104,7 +104,7 @@ PAIRS = (
 def test_it_is_found_and_said_with_its_fix(pair):
     findings = pair.bad().of(pair.code)
     assert findings
-    assert pair.said in findings[0].said
+    assert pair.text in findings[0].text
     assert findings[0].fix
     assert "test_loops.py" in findings[0].where.source
 

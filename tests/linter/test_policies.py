@@ -66,19 +66,19 @@ PAIRS = (
         code="unmatched-rule",
         bad=found(NAMED, policy=saving("prodct")),
         good=found(NAMED, policy=saving("product")),
-        said="the closest name is 'product'",
+        text="the closest name is 'product'",
     ),
     Pair(
         code="rule-on-primal",
         bad=found(in_custom(named_in_primal), policy=saving("only_in_the_primal")),
         good=found(in_custom(named_in_forward), policy=saving("in_the_forward_rule")),
-        said="primal function named_in_primal",
+        text="primal function named_in_primal",
     ),
     Pair(
         code="small-offload",
         bad=found(NAMED, policy=saving("product", "offload")),
         good=found(NAMED, spec(8, 8), spec(8192, 8), policy=saving("product", "offload")),
-        said="(128 B) product",
+        text="(128 B) product",
     ),
     Pair(
         code="scores-saved",
@@ -92,35 +92,35 @@ PAIRS = (
             *SCORES,
             policy=policy('primitive = "dot_general"\nbatched = false\ndecision = "save"'),
         ),
-        said="(32 KiB)",
+        text="(32 KiB)",
     ),
     Pair(
         code="kernel-recomputed",
         bad=found(stacked(kernel_block, kernel_block), policy="nothing"),
         good=found(stacked(kernel_block, kernel_block), policy=saving("kernel_out")),
-        said="pallas_call",
+        text="pallas_call",
     ),
     Pair(
-        code="light-value-saved",
+        code="argument-derived-saved",
         bad=found(stacked(masked, masked), policy=saving("mask")),
         good=found(stacked(masked, masked), policy=saving("hidden")),
-        said="bool[4,8]",
+        text="bool[4,8]",
     ),
     Pair(
         code="no-memory-saved",
         bad=found(deep, *DEEP, policy=regions("net")),
         good=found(deep, *DEEP, policy=regions("net/block_*")),
-        said="of temporaries are expected",
+        text="of temporaries are expected",
     ),
     Pair(
-        code="random-drawn-again",
+        code="random-redrawn-by-policy",
         bad=found(stacked(dropped, dropped), *TWO_DEVICES, policy="nothing"),
         good=found(
             stacked(dropped, dropped),
             *TWO_DEVICES,
             policy=policy('random = true\ndecision = "save"', default="save"),
         ),
-        said="over 2 devices",
+        text="over 2 devices",
     ),
 )
 
@@ -128,14 +128,14 @@ PAIRS = (
 def test_what_each_device_draws_for_itself_may_be_drawn_again():
     step = around_blocks(check_vma=True, remat=False)
     findings = lint(step, (UP, DOWN), X, policy="nothing")
-    assert not findings.of("random-drawn-again")
+    assert not findings.of("random-redrawn-by-policy")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_it_is_found_and_said_with_its_fix(pair):
     findings = pair.bad().of(pair.code)
     assert findings
-    assert pair.said in findings[0].said
+    assert pair.text in findings[0].text
     assert findings[0].fix
 
 
@@ -167,7 +167,7 @@ def test_void_findings_are_refused_all_at_once_with_their_fixes():
     with pytest.raises(PolicyError, match="does not fit") as refused:
         raise_on_errors(findings)
     assert len(refused.value.problems) == 2
-    assert refused.value.findings == findings.void
+    assert refused.value.findings == findings.errors
     assert "(2)" in refused.value.got
 
 

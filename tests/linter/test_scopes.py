@@ -129,68 +129,68 @@ PAIRS = (
         code="whole-function",
         bad=found(whole(jax.checkpoint)),
         good=found(stacked(checkpointed(), checkpointed())),
-        said="everything that is differentiated",
+        text="everything that is differentiated",
     ),
     Pair(code="last-stage", bad=found(ending(block, checkpointed())), good=found(ending(checkpointed(), block))),
     Pair(
         code="scope-twice",
         bad=found(stacked(jax.checkpoint(checkpointed()), block)),
         good=found(stacked(jax.checkpoint(lambda w, x: checkpointed()(w, checkpointed()(w, x))), block)),
-        said="directly inside another",
+        text="directly inside another",
     ),
     Pair(
         code="save-all-stub",
         bad=found(stacked(checkpointed(POLICIES.save_anything_except_these_names("out")))),
         good=found(stacked(checkpointed(POLICIES.save_any_names_but_these("out")))),
-        said="saves every value",
+        text="saves every value",
     ),
     Pair(
         code="unknown-names",
         bad=found(stacked(saving("prodct"))),
         good=found(stacked(saving("product"))),
-        said="The step's names: out, product",
+        text="The step's names: out, product",
     ),
     Pair(
         code="missing-names",
         bad=found(stacked(saving("product", "outt"))),
         good=found(stacked(saving("product", "out"))),
-        said="in the step: product",
+        text="in the step: product",
     ),
     Pair(
         code="name-on-primal",
         bad=found(custom(named_in_primal, "only_in_the_primal")),
         good=found(custom(named_in_forward, "in_the_forward_rule")),
-        said="primal function named_in_primal",
+        text="primal function named_in_primal",
     ),
     Pair(
         code="dots-saving-scores",
         bad=found(attention_step(POLICIES.dots_saveable), *SCORES),
         good=found(attention_step(POLICIES.dots_with_no_batch_dims_saveable), *SCORES),
-        said="32 KiB",
+        text="32 KiB",
     ),
     Pair(
         code="dots-all-batched",
         bad=found(vmapped(POLICIES.dots_with_no_batch_dims_saveable), spec(2, 8, 8), spec(2, 4, 8)),
         good=found(stacked(checkpointed(POLICIES.dots_with_no_batch_dims_saveable))),
-        said="vmap adds a batch dimension to each",
+        text="vmap adds a batch dimension to each",
     ),
     Pair(
-        code="callback-again",
+        code="callback-repeated",
         bad=found(stacked(jax.checkpoint(printing), block)),
         good=found(stacked(printing, checkpointed())),
-        said="twice a step",
+        text="twice a step",
     ),
     Pair(
-        code="random-again",
+        code="random-redrawn",
         bad=found(stacked(jax.checkpoint(dropped), dropped), *TWO_DEVICES),
         good=found(stacked(dropped_outside, dropped), *TWO_DEVICES),
-        said="over 2 devices",
+        text="over 2 devices",
     ),
     Pair(
-        code="kernel-again",
+        code="kernel-recomputed-by-checkpoint",
         bad=found(stacked(jax.checkpoint(kernel_block), block)),
         good=found(stacked(kernel_block, checkpointed())),
-        said="pallas_call",
+        text="pallas_call",
     ),
 )
 
@@ -199,7 +199,7 @@ PAIRS = (
 def test_it_is_found_and_said_with_its_fix(pair):
     findings = pair.bad().of(pair.code)
     assert findings
-    assert pair.said in findings[0].said
+    assert pair.text in findings[0].text
     assert findings[0].fix
 
 
@@ -240,11 +240,11 @@ def test_two_scopes_side_by_side_are_neither_the_last():
 
 def test_random_bits_on_one_device_are_no_matter():
     step = stacked(jax.checkpoint(dropped), dropped)
-    assert not lint(step, WEIGHT, BATCH, KEY).of("random-again")
+    assert not lint(step, WEIGHT, BATCH, KEY).of("random-redrawn")
 
 
 def test_equal_layers_are_one_finding_with_their_number():
-    (finding,) = lint(stacked(*[jax.checkpoint(printing)] * 4), WEIGHT, BATCH).of("callback-again")
+    (finding,) = lint(stacked(*[jax.checkpoint(printing)] * 4), WEIGHT, BATCH).of("callback-repeated")
     assert finding.count == 4
     assert "test_scopes.py" in finding.where.source
     assert "(and 3 more)" in str(finding)

@@ -40,25 +40,25 @@ PAIRS = (
         code="arguments-too-large",
         bad=found(stacked(block), *HUGE, target="h200"),
         good=found(stacked(block), target="h200"),
-        said="Arguments take 1024.01 GiB",
+        text="Arguments take 1024.01 GiB",
     ),
     Pair(
         code="logits-dominate",
         bad=found(jax.grad(with_logits), spec(8, 8), spec(64, 8), spec(8, 4096)),
         good=found(jax.grad(with_logits), spec(8, 8), spec(64, 8), spec(8, 8)),
-        said="float32[64,4096] take 1 MiB",
+        text="float32[64,4096] take 1 MiB",
     ),
     Pair(
         code="donation-missing",
         bad=found(updated),
         good=found(updated, donate_argnums=0),
-        said="1 arguments (256 B, the first is w)",
+        text="1 arguments (256 B, the first is w)",
     ),
     Pair(
         code="gathered-parameter-kept",
         bad=found(stacked(gathered, gathered), *SHARDED),
         good=found(stacked(*[lambda w, x: jnp.tanh(x @ w)] * 2), *SHARDED),
-        said="gathered from 128 B a device",
+        text="gathered from 128 B a device",
     ),
 )
 
@@ -67,7 +67,7 @@ PAIRS = (
 def test_it_is_found_and_said_with_its_fix(pair):
     findings = pair.bad().of(pair.code)
     assert findings
-    assert pair.said in findings[0].said
+    assert pair.text in findings[0].text
     assert findings[0].fix
 
 
@@ -127,7 +127,7 @@ def test_modules_renamed_by_remat_are_found_in_paths(named):
     found_renamed = lint(jax.grad(net.apply), params, BATCH).of("parameters-renamed")
     assert bool(found_renamed) is not named
     for finding in found_renamed:
-        assert "CheckpointDense_0: weights that were saved as Dense_0 do not load" in finding.said
+        assert "CheckpointDense_0: weights that were saved as Dense_0 do not load" in finding.text
 
 
 def test_a_constraint_that_gathers_nothing_is_left_alone():

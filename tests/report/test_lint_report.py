@@ -7,15 +7,15 @@ VOID = Finding(
     code="unmatched-rule",
     title="a rule matches nothing",
     where=Location(),
-    said="rule 1 matches nothing.",
+    text="rule 1 matches nothing.",
     fix="Correct it.",
-    void=True,
+    is_error=True,
 )
 ADVICE = Finding(
-    code="callback-again",
+    code="callback-repeated",
     title="a host call inside a checkpoint",
     where=Location(scope="net/block_0", source="net.py:7"),
-    said="debug_print stands inside.",
+    text="debug_print stands inside.",
     fix="Move it.",
     count=3,
 )
