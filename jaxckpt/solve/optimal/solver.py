@@ -1,10 +1,10 @@
 """The optimal solver: integer programmes for each distinct stage, composed exactly over the stages.
 
-For a few cuts of the forward pass into stages: the options of each distinct stage, the memory profile of the stages,
-and the fastest combination of options within the budget. A replay of the full plan has the last word: bytes that the
-composition misjudged are subtracted from the budget, and the options are composed again. On small graphs a local search
-improves the plan. Read after `compose` and `local_search`. Compare Rockmate (Zhao et al. 2023), which solves blocks by
-integer programming and composes them by rotor's dynamic programme.
+For a few cuts of the forward pass into stages, on small graphs those of simple rules too: the options of each distinct
+stage, the memory profile of the stages, and the fastest combination of options within the budget. A replay of the full
+plan has the last word: bytes that the composition misjudged are subtracted from the budget, and the options are
+composed again. On small graphs local searches improve the plans. Read after `compose` and `local_search`. Compare
+Rockmate (Zhao et al. 2023), which solves blocks by integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
