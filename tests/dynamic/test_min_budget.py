@@ -78,6 +78,6 @@ def test_a_program_that_reads_what_was_freed_for_good_has_no_least_budget():
     drawn = Call(name="drawn", price=1, reads=(), writes=(0,), once=True)
     reader = Call(name="reader", price=1, reads=(0,), writes=(1,))
     tensors = Tensor(name="a", size_bytes=1), Tensor(name="b", size_bytes=1)
-    lost = Program(tensors=tensors, calls=(drawn, reader), steps=(RunCall(0), Release(0), RunCall(1), Keep(1)))
+    lost = Program(tensors=tensors, calls=(drawn, reader), statements=(RunCall(0), Release(0), RunCall(1), Keep(1)))
     with pytest.raises(ProgramError, match="whatever the budget"):
         min_budget(lost)
