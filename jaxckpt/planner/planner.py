@@ -271,11 +271,12 @@ class Planner:
 
     @cached_property
     def tiling_solver(self) -> TilingSolver | None:
-        """The solver for plans that tile loops, which are for budgets that no other plan meets.
+        """The solver for plans that tile loops, which are for budgets that no other plan meets; None without loops.
 
         None for TPUs: a run that compiled tiled loops for one did not end within ten minutes.
         """
-        return None if self.target.platform == "tpu" else TilingSolver(self.traced, self.solver, self.limits)
+        may_tile = self.graph.loops and self.target.platform != "tpu"
+        return TilingSolver(self.traced, self.solver, self.limits) if may_tile else None
 
     @property
     def min_memory_tilings(self) -> tuple[ir.GraphPlan, ...]:

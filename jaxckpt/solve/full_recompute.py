@@ -47,11 +47,15 @@ class CutMinima:
         return self.within(self.problem.effort.near_least)
 
     def within(self, factor: float) -> tuple[GraphPlan, ...]:
-        """Minima of all cuts whose estimate is within a factor of the lowest minimum so far; the lowest is first."""
+        """Minima of all cuts whose estimate is within a factor of the lowest minimum so far; the lowest is first.
+
+        Where estimates are much too high, as for residuals of the branches of a cond, one by one in memory, the limit
+        is the same factor of the lowest estimate.
+        """
         found: list[GraphPlan] = []
-        best_bytes = math.inf
+        least_bytes, best_bytes = self.estimates[0][0], math.inf
         for estimated_bytes, stages in self.estimates:
-            if estimated_bytes > factor * best_bytes:
+            if estimated_bytes > factor * max(least_bytes, best_bytes):
                 break
             found.append(self.of(stages))
             best_bytes = min(best_bytes, found[-1].predicted.temp_bytes)

@@ -45,7 +45,7 @@ def test_no_other_minima_where_blocks_share_nothing():
     assert CutMinima(problem(reads_input=False)).near_least_unshared == ()
 
 
-def test_of_all_cuts_the_one_of_least_memory_is_found():
+def shrinking_blocks() -> Problem:
     """Blocks that shrink: boundaries of later blocks are not there yet while an early one is recomputed."""
     build = Builder()
     value, written = build.input(4 * 2**20), []
@@ -57,6 +57,21 @@ def test_of_all_cuts_the_one_of_least_memory_is_found():
     cotangent = gradient(value, size_bytes=build.values[value].size_bytes)
     for residual in reversed(written[:-1]):
         cotangent = gradient(residual, cotangent, size_bytes=build.values[residual].size_bytes)
-    minima = CutMinima(Problem(graph=build.graph(cotangent), rates=RATES))
+    return Problem(graph=build.graph(cotangent), rates=RATES)
+
+
+def test_of_all_cuts_the_one_of_least_memory_is_found():
+    minima = CutMinima(shrinking_blocks())
     least_bytes = min(minima.of(stages).predicted.temp_bytes for _, stages in minima.estimates)
     assert minima.near_least[0].predicted.temp_bytes == least_bytes
+
+
+def test_cuts_of_nearly_the_lowest_estimate_are_tried_where_all_are_too_high():
+    """As for the residuals of the branches of a cond, one by one in memory."""
+    minima = CutMinima(shrinking_blocks())
+    least, second = sorted(
+        (minima.of(stages) for _, stages in minima.estimates), key=lambda plan: plan.predicted.temp_bytes
+    )[:2]
+    estimate_bytes = 10 * second.predicted.temp_bytes
+    minima.estimates = (estimate_bytes, second.stages), (int(1.05 * estimate_bytes), least.stages)
+    assert minima.near_least == (least, second)
